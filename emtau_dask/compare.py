@@ -1,4 +1,4 @@
-"""Several fits judged in one pass against one another and against labels."""
+"""Comparison of several fits with each other and with known labels, in one pass each."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ from emtau_dask.storage.row_state import SlotState
 def _scored(kernels: RowKernels, rows: Floats) -> tuple[Floats, Floats]:
     """Return responsibilities (n, K) and log-likelihoods (n,).
 
-    Tiles are not handed back for later blocks: each iteration of a fit has kernels of its own, which would
-    keep theirs for as long as the evaluation lasts.
+    Tiles are not returned for later blocks: each iteration of a fit has kernels of its own, which would keep
+    them until the evaluation ends.
     """
     if kernels.by_tiles:
         check_compiler()
@@ -77,7 +77,7 @@ def posterior(kernels: RowKernels, rows: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """The responsibilities held by a finished fit: each row has those of the E-step that last scored it.
+    """The held responsibilities of a finished fit: each row has those of the E-step that last scored it.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class FitSummary:
-    """How the fit of the algorithm ``name`` went.
+    """Figures of the fit of the algorithm ``name``.
 
     ``work`` is in passes over the data, ``seconds`` are from the common start. ``parameters`` are
     the last ones; None for k-means, whose final posterior is the held one.
@@ -124,7 +124,7 @@ class FitSummary:
 
 @dataclass(frozen=True, eq=False)
 class FinishedFit:
-    """A fit, the responsibilities that it holds, and its last row state by chunk."""
+    """A fit, its held responsibilities, and its last row state by chunk."""
 
     summary: FitSummary
     held: Held
@@ -135,7 +135,7 @@ class FinishedFit:
 class KnownLabels:
     """Labels (N,) in the problem's chunks, and their distinct values, ascending.
 
-    Where no labels are known, ``source`` is None, and ``classes`` has one value without a meaning.
+    Without known labels, ``source`` is None, and ``classes`` has one value without a meaning.
     """
 
     source: Source | None
@@ -284,7 +284,7 @@ class ComparisonLine:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The fits in the order of their algorithms, and the distinct known labels; None where there are none."""
+    """The fits in the order of their algorithms, and the distinct known labels, None without labels."""
 
     lines: tuple[ComparisonLine, ...]
     classes: NDArray[Any] | None
@@ -305,9 +305,9 @@ def compare(
     Parameters
     ----------
     estimator : GaussianMixture
-        Whose settings all fits have, but for the algorithm.
+        Gives the settings of all fits, except the algorithm.
     algorithms : sequence of (str, policy or None)
-        With the names that they are given in the result; None is Lloyd's k-means.
+        With their names in the result; None is Lloyd's k-means.
     rows : Source
         Of shape (N, d).
     sample_weight, labels : Source or None

@@ -14,21 +14,21 @@ from numbers import Integral, Real
 from typing import Any
 
 MAX_ITERATIONS = 10**12
-"""More than a fit can do; what counts iterations is stored as integers of bounded size."""
+"""Maximum iterations: more than a fit can do, and counters are stored as integers of bounded size."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the value of a setting may be.
+    """The allowed values of a setting.
 
     Attributes
     ----------
     words : str
-        Ends the sentence "the value must be …".
+        The end of the sentence "the value must be …".
     holds : callable
-        Return whether a value, which may be anything, is allowed.
+        Return whether any value is allowed.
     nearest : callable
-        Return the allowed value nearest to one that is not, as it is shown; None where there is none.
+        Return the nearest allowed value to one that is not, for display; None if there is none.
     """
 
     words: str
@@ -97,7 +97,7 @@ def text(what: str) -> Constraint:
 
 
 def either(*constraints: Constraint) -> Constraint:
-    """Allow what one of two or more constraints allows."""
+    """Allow every value that one of several constraints allows."""
     *first, last = (constraint.words for constraint in constraints)
     return Constraint(
         f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}",
@@ -127,7 +127,7 @@ def _as_float(value: Any, kind: type | None = None) -> float:
 
 
 def _unquoted(value: Any) -> str | None:
-    """Return the number that a text spells, if it does."""
+    """Return the number in a text, None if it is not one."""
     if not isinstance(value, str):
         return None
     try:

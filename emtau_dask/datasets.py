@@ -1,7 +1,7 @@
 """Datasets that `emtau dataset` writes: digits, example1, mnist, mixture.
 
-A block of `mixture` depends on the seed, the shape of the parameters and its number alone: neither on the
-chunks in which it is stored nor on the number of all rows.
+A block of `mixture` depends only on the seed, the shape of the parameters and its number, not on the
+chunks in which it is stored or the number of all rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def mnist_components(source: str | None) -> tuple[NDArray[np.float64], NDArray[A
     Raises
     ------
     InvalidDataError
-        The file holds something else, or there is no network.
+        The file has other contents, or there is no network.
     """
     from sklearn.decomposition import PCA
 
@@ -72,9 +72,9 @@ def _read(source: Path) -> tuple[NDArray[Any], NDArray[Any]]:
             names = list(archive)
     except EmtauError:
         raise
-    except TypeError:  # np.load gave an array, which is no context
+    except TypeError:  # np.load returned an array, which is not a context manager
         raise InvalidDataError(f"{source} holds one array; give an .npz file with X and y") from None
-    except Exception as error:  # whatever NumPy and zipfile say of damage
+    except Exception as error:  # NumPy and zipfile raise many kinds for damage
         raise InvalidDataError(f"{source} cannot be read as an .npz file with X and y: {error}") from error
     if len(arrays) < 2:
         raise InvalidDataError(f"{source} holds {names}; it must hold X (images × 784 pixels) and y (digits)")
@@ -182,9 +182,9 @@ def make_dataset(
     Raises
     ------
     EmtauError
-        What is at ``path`` may not be replaced.
+        Existing data at ``path`` may not be replaced.
     InvalidDataError
-        The dataset cannot be made: a source that does not fit, no network, no room on the disk.
+        The dataset cannot be made: wrong source, no network, no room on the disk.
     """
     with new_group(path, overwrite=overwrite) as group:
         dataset = DATASETS[name](**options)
@@ -361,4 +361,4 @@ CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
         "seed": integer(0, 2**64 - 1),
     }
 )
-"""Of the parameters of `DATASETS`."""
+"""Constraints on the parameters of `DATASETS`."""

@@ -1,8 +1,8 @@
-"""Every error raised on purpose, warnings, and a URL without its credentials.
+"""The errors of the package, warnings, and texts without credentials.
 
-What is read from files, servers and configs may hold passwords in URLs, signatures in
+Texts from files, servers and configs may contain passwords in URLs, signatures in
 their queries, and escape sequences. Every error of the package, every stored config and
-everything that the command line prints goes through here.
+everything that the command line prints passes through this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 HIDDEN = "…"
-"""Stands for what was left out."""
+"""Replaces removed text."""
 _QUERY = re.compile(r"\?[\w.~%+\[\]-]+=[^\s\"'<>`]*")
 _BEFORE_AT = re.compile(r"(?<![^\s\"'<>`/@])[^\s\"'<>`/@]+@")
 _USER = re.compile(r"(?<![^:=(])[^:=(]+:(?=[^@])")
@@ -32,17 +32,17 @@ _END = ".,;:!)]}"
 _LOCAL = ("file:", "local:")
 
 
-# What is searched may be megabytes long and of one word: every search goes over it once, so that
-# repetitions are bounded, or begin only where a word does.
+# A text may be one word of megabytes. So that searches take linear time, repetitions are bounded, or
+# begin only at the start of a word.
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{1,63}"
 _CHAIN = re.compile(rf"::(?={_SCHEME}(?:://|::))")
 _URL = re.compile(rf"({_SCHEME}:/{{1,2}})((?:(?!{_CHAIN.pattern})[^\s\"'<>`])*)")
 _WHOLE = re.compile(rf"({_SCHEME}:/{{1,2}})(.*)", re.DOTALL)
-"""A Path made of a URL has one slash."""
+"""Also with one slash, as in a Path made from a URL."""
 
 
 def masked_url(url: str) -> str:
-    """Return a URL without user, password, query and fragment; a local path as it is.
+    """Return a URL without user, password, query and fragment; a local path unchanged.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def masked_url(url: str) -> str:
     Returns
     -------
     str
-        With `HIDDEN` in place of what was left out.
+        With `HIDDEN` in place of removed parts.
     """
     links = []
     for link in _CHAIN.split(url):
@@ -71,15 +71,15 @@ def _without_secrets(scheme: str, rest: str) -> str:
     if at:
         bare = f"{HIDDEN}@{name}{slash}{path}"
     elif not _PORT.fullmatch(host):
-        # A password that holds a slash, or the beginning of a URL that was cut off.
+        # A password with a slash, or the beginning of a URL that was cut off.
         bare = HIDDEN + "".join(bare.rpartition("@")[1:] if "@" in bare else ())
     return f"{bare}{mark}{HIDDEN}" if more else f"{bare}{mark}"
 
 
 def masked(text: str) -> str:
-    """Return text without the secrets of the URLs in it, and of users and queries that stand alone.
+    """Return text without the secrets of its URLs, and without passwords and queries outside URLs.
 
-    The same again changes nothing more.
+    A second call changes nothing more.
     """
     if ":" not in text and "=" not in text:
         return text
@@ -100,7 +100,7 @@ def _masked_user(found: re.Match[str]) -> str:
 
 
 def masked_values(content: Any) -> Any:
-    """Return plain values, nested in mappings and lists, with every URL among them masked."""
+    """Return plain values, nested in mappings and lists, with every URL masked."""
     if isinstance(content, str):
         return masked_url(content)
     if isinstance(content, Mapping):
@@ -111,7 +111,7 @@ def masked_values(content: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return text with every character that is no glyph, but for the end of a line, written as an escape."""
+    """Return text with every non-printable character, except line ends, as an escape."""
     if text.isprintable():
         return text
     return "".join(
@@ -121,19 +121,19 @@ def printable(text: str) -> str:
 
 
 def shown(text: object) -> str:
-    """Return what people may be shown of ``text``: neither secrets nor control characters."""
+    """Return ``text`` for display: without secrets and control characters."""
     return printable(masked(str(text)))
 
 
 def one_line(text: object) -> str:
-    """Return what people may be shown of ``text``, with the ends of its lines as escapes."""
+    """Return ``text`` for display, with line ends as escapes."""
     return shown(text).replace("\n", "\\n")
 
 
 def short(value: object, limit: int = 60) -> str:
-    """Return the beginning of a value's representation, whatever the value is.
+    """Return the beginning of the representation of any value.
 
-    Python refuses to write integers of more than a few thousand digits.
+    Python refuses to format integers of more than a few thousand digits.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 4 * limit:
         return f"{'-' if value < 0 else ''}(an integer of {value.bit_length():,} bits)"
@@ -145,7 +145,7 @@ def short(value: object, limit: int = 60) -> str:
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """Return ``error`` to be named as a cause; None where its traceback would show what may not be shown."""
+    """Return ``error`` as the cause of another; None if its traceback would show secrets."""
     link: BaseException | None = error
     while link is not None:
         if shown(text := str(link)) != text:
@@ -155,7 +155,7 @@ def cause_of(error: BaseException) -> BaseException | None:
 
 
 def html_table(caption: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table for a notebook; its texts are escaped."""
+    """Return an HTML table for a notebook, with escaped texts."""
 
     def row(tag: str, cells: Iterable[str]) -> str:
         return f"<tr>{''.join(f'<{tag}>{escape(shown(cell))}</{tag}>' for cell in cells)}</tr>"
@@ -168,7 +168,7 @@ def html_table(caption: str, headings: Iterable[str], rows: Iterable[Iterable[st
 class EmtauError(Exception):
     """Base class of every error that emtau_dask raises on purpose.
 
-    Its message holds no secret of a URL, and nothing that a terminal would obey.
+    Its message has no secrets of URLs and no control characters.
     """
 
     def __init__(self, *args: object) -> None:
@@ -184,14 +184,14 @@ class InvalidDataError(EmtauError, ValueError):
 
 
 class UnusableRowError(InvalidDataError):
-    """A row holds NaN, infinity, or a number too large to be squared.
+    """A row has NaN, infinity, or a number too large to be squared.
 
     Attributes
     ----------
     row : int
-        Its global number.
+        Its number in the data.
     feature : int or None
-        The first feature whose value cannot be used; None where it is the row as a whole.
+        The first feature whose value cannot be used; None if it is the row as a whole.
     """
 
     def __init__(self, message: str, row: int, feature: int | None = None) -> None:
@@ -227,7 +227,7 @@ def features_named(names: Sequence[str] | None) -> Iterator[None]:
 
 
 class InvalidDtypeError(InvalidDataError, TypeError):
-    """Data of a kind that is not real numbers (complex, object, strings)."""
+    """Data that are not real numbers (complex, object, strings)."""
 
 
 class ConfigError(EmtauError, ValueError):
@@ -235,7 +235,7 @@ class ConfigError(EmtauError, ValueError):
 
 
 class PathTakenError(EmtauError):
-    """Something is where a result is to be written, and may not be replaced."""
+    """Something exists at the place of a result, and may not be replaced."""
 
 
 REGULARISE = "Try to decrease the number of components, increase reg_covar, or scale the input data."
@@ -271,7 +271,7 @@ class SingularComponentError(EmtauError, ValueError):
 
 
 class StorageError(EmtauError, OSError):
-    """A file that is not a checkpoint's cannot be written; names the path, what is wrong and the remedy."""
+    """A file outside checkpoints cannot be written; names the path, the cause and the remedy."""
 
 
 class CheckpointError(EmtauError):
@@ -279,15 +279,15 @@ class CheckpointError(EmtauError):
 
 
 class StoreUnreachableError(CheckpointError):
-    """The server of a checkpoint does not answer, after some attempts; nothing more is asked of it."""
+    """The server of a checkpoint does not answer after several attempts; no more are made."""
 
 
 class CheckpointExistsError(CheckpointError):
-    """The place of a new run already holds one, or something else."""
+    """The place of a new run already has a run, or something else."""
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint is of another format version, other data or other settings; names both sides."""
+    """A checkpoint has another format version, other data or other settings; names both sides."""
 
 
 class CheckpointCorruptError(CheckpointError):
@@ -299,20 +299,20 @@ class CheckpointTakenError(CheckpointError):
 
 
 class MissingPackageError(EmtauError, ImportError):
-    """A package that only some need is not installed; names it, and how to install it."""
+    """An optional package is not installed; names it, and how to install it."""
 
 
 class ClusterError(EmtauError):
-    """A dask cluster cannot be used, or failed while it was; says what to change."""
+    """A dask cluster cannot be used, or failed during a computation; says what to change."""
 
 
 class ShutdownError(EmtauError):
-    """Python is shutting down, and begins no more threads; nothing is wrong with data or checkpoint."""
+    """Python is shutting down, and begins no more threads; data and checkpoint are intact."""
 
 
 @contextmanager
 def shutdown_named() -> Iterator[None]:
-    """Raise `ShutdownError` for what Python says of a thread or a task that it does not begin any more."""
+    """Raise `ShutdownError` for Python's error if it begins no more threads or tasks."""
     try:
         yield
     except RuntimeError as error:
@@ -326,7 +326,7 @@ def shutdown_named() -> Iterator[None]:
 
 
 def _begins_threads() -> bool:
-    """Return whether Python still begins threads; that alone tells, as pools say the same when they end."""
+    """Return whether Python still begins threads; the error alone may also be from a pool that ended."""
     try:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(int)
@@ -336,7 +336,7 @@ def _begins_threads() -> bool:
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning, line: FrameType | None = None) -> None:
-    """Warn at a line of the user's: ``line``, or `line_of_user` of this thread."""
+    """Warn at a line of the user's code: ``line``, or `line_of_user` of this thread."""
     line = line or line_of_user()
     namespace = line.f_globals
     warnings.warn_explicit(
@@ -350,7 +350,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning, line: FrameTy
 
 
 def line_of_user() -> FrameType:
-    """Return the line, outside of this package, by which this thread entered it."""
+    """Return the line outside this package from which this thread entered it."""
     package = f"{__name__.partition('.')[0]}."
     frame: FrameType | None = sys._getframe()
     found = sys._getframe()

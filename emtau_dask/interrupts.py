@@ -1,14 +1,14 @@
-"""Where Ctrl-C and SIGTERM end a computation, and threads whose waiting they end.
+"""Interruption of a computation by Ctrl-C and SIGTERM, and threads that can be interrupted while waiting.
 
-Python raises `KeyboardInterrupt` between any two instructions of the main thread. Where that falls into
+Python raises `KeyboardInterrupt` between any two instructions of the main thread. If that happens inside
 Python's own waiting, a lock may stay taken, and another thread waits for it without end. So the handler of
 the command line (`handler_of_signals`) raises nothing inside `interruptible`: it notes the signal, and `look`
-raises the interrupt where the main thread waits for tasks, and between chunks. In Python, whose own handler
-raises at once, only what comes out is set right.
+raises the interrupt while the main thread waits for tasks, and between chunks. In Python, whose own handler
+raises at once, only the resulting errors are corrected.
 
-An interrupt may fall anywhere into `concurrent.futures` and `queue`, and leave a lock of theirs taken. Their
-threads then wait for it without end, and the interpreter for them when it ends. So the thread that waits
-here, mostly the main one, does so by single calls of C (`queue.SimpleQueue`), which an interrupt ends whole;
+An interrupt may happen anywhere in `concurrent.futures` and `queue`, and leave one of their locks taken.
+Their threads then wait for it without end, and so does the interpreter when it ends. So the waiting thread
+here, mostly the main one, uses single calls of C (`queue.SimpleQueue`), which an interrupt cannot split;
 and no thread keeps the interpreter from ending.
 """
 
@@ -28,22 +28,22 @@ from typing import Any, Generic, TypeVar, cast
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 LOOK_SECONDS = 0.1
-"""How often the main thread looks for a signal while it waits."""
+"""Interval at which the waiting main thread looks for a signal (seconds)."""
 LEAVE_SECONDS = 1.0
-"""How long an interrupt waits for calls that have begun."""
+"""Maximum wait of an interrupt for calls that have begun (seconds)."""
 
 
 class _Signals:
-    """What the main thread has to know of signals.
+    """The state of signals in the main thread.
 
     Attributes
     ----------
     held : int
-        In how many blocks of `interruptible` it is.
+        Number of `interruptible` blocks that it is in.
     heard : bool
         Whether one came.
     due : bool
-        Whether an interrupt is to be raised for it yet.
+        Whether an interrupt must still be raised for it.
     """
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ def _heed(*_: object) -> None:
 
 
 def handler_of_signals() -> Callable[..., None]:
-    """Return a handler for the main thread: of all signals from now on, it lets the first interrupt.
+    """Return a handler for the main thread that raises an interrupt for the first signal from now on.
 
-    Others would fall into what is done after the interrupt.
+    Later signals would disturb the work after the interrupt.
     """
     _SIGNALS.heard = _SIGNALS.due = False
     return _heed
@@ -101,7 +101,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def interruptible_at_once() -> Iterator[None]:
-    """Within `interruptible`: let a signal end the block, which never looks, wherever it is."""
+    """Within `interruptible`: let a signal interrupt the block at any instruction."""
     if not _is_main():
         yield
         return
@@ -116,8 +116,8 @@ def interruptible_at_once() -> Iterator[None]:
 def interrupt_saying(note: str) -> KeyboardInterrupt:
     """Return an interrupt with a note.
 
-    It is to be raised from None: the traceback of what was interrupted, hundreds of lines of dask's and of
-    other threads' in a notebook, would hide the note.
+    Raise it from None: the traceback of the interrupted code, in a notebook hundreds of lines of dask and
+    other threads, would hide the note.
     """
     interrupt = KeyboardInterrupt()
     interrupt.add_note(note)
@@ -125,13 +125,13 @@ def interrupt_saying(note: str) -> KeyboardInterrupt:
 
 
 class Stop:
-    """Whether the tasks of a pass are to end: each looks before it begins, and between chunks."""
+    """Whether the tasks of a pass must end: each looks before it begins, and between chunks."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def look(self) -> None:
-        """Raise `KeyboardInterrupt` where they are, or where a signal came in the main thread."""
+        """Raise `KeyboardInterrupt` if they must end, or if a signal came in the main thread."""
         if self.asked:
             raise KeyboardInterrupt
         if _SIGNALS.due:
@@ -139,12 +139,12 @@ class Stop:
 
 
 class Threads:
-    """Threads that make the calls they are given, in order.
+    """Threads that make given calls, in order.
 
     Parameters
     ----------
     most : int
-        How many there may be; one more begins with each call for which none is idle.
+        Maximum threads; one more begins with each call for which none is idle.
     name : str
         Their names begin with it.
     """
@@ -157,7 +157,7 @@ class Threads:
         self._beginning = threading.Lock()
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Have a thread make a call, which must not raise."""
+        """Let a thread make a call, which must not raise."""
         self._given.put(call)
         try:
             self._idle.get_nowait()
@@ -172,12 +172,12 @@ class Threads:
     def _serve(self) -> None:
         while (call := self._given.get()) is not None:
             call()
-            del call  # With all that it holds, while nothing else is to be done.
+            del call  # And all that it refers to, while the thread is idle.
             self._idle.put(None)
         self._given.put(None)  # For the next thread.
 
     def end(self, seconds: float = math.inf) -> None:
-        """End the threads after the calls they were given; wait for them so long at most."""
+        """End the threads after their calls; wait at most ``seconds``."""
         self._given.put(None)
         limit = time.monotonic() + seconds
         for thread in self._begun:
@@ -185,24 +185,24 @@ class Threads:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether an interrupt brought an error about; `Thread.start` may make a RuntimeError of one."""
+    """Return whether an interrupt caused an error; `Thread.start` may turn one into a RuntimeError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
 
 
 class Calls(Generic[K, T]):
-    """Calls of one computation, each with a key, whose results one thread takes as they come.
+    """Calls of one computation, each with a key; one thread takes their results as they come.
 
-    On leaving its context by an error no call begins any more, and those that have begun are waited for: they
-    may write, which has to end before anything is cleared away. After an interrupt that is a second at most.
+    If an error leaves its context, no more calls begin, and those that have begun are waited for, since their
+    writes must end before files are removed. After an interrupt the wait is a second at most.
 
     Parameters
     ----------
     submit : callable (callable) -> object
-        Has a call made by some thread, or makes it.
+        Lets some thread make a call, or makes it.
     stop : Stop
-        Is asked for then; calls that take long look at it.
+        Is set then; long calls look at it.
     """
 
     def __init__(self, submit: Callable[[Callable[[], None]], Any], stop: Stop) -> None:
@@ -228,12 +228,12 @@ class Calls(Generic[K, T]):
             raise KeyboardInterrupt from error
 
     def begin(self, key: K, call: Callable[[], T]) -> None:
-        """Have a call made by the threads; it sees this thread's context variables."""
+        """Let the threads make a call; it sees this thread's context variables."""
         self._submit(partial(copy_context().run, self.make, key, call))
 
     def make(self, key: K, call: Callable[[], T]) -> None:
         """Make a call in this thread."""
-        self._begun.append(key)  # Before it looks: who stops the calls looks in the other order.
+        self._begun.append(key)  # Before it looks: `__exit__` reads both in the other order.
         try:
             self._stop.look()
             self._ended.put((key, call(), None))

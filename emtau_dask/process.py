@@ -1,16 +1,15 @@
-"""What holds for a whole process: BLAS on one thread, objects shared by its tasks, versions.
+"""State of a whole process: BLAS on one thread, objects shared by its tasks, versions.
 
-BLAS has one thread: results must not depend on how many it happens to use, and
-the parallelism is over chunks. (OpenMP's limit is a thread's own: the one library
-call that uses OpenMP takes it there, see `em.starts`.) And the interpreter's switch
+BLAS has one thread: results must not depend on its number of threads, and
+chunks run in parallel instead. (OpenMP's limit belongs to a thread: `em.starts`
+sets it for the one library call that uses OpenMP.) The interpreter's switch
 interval is short. A thread that waits for the interpreter's lock needs some 50 µs
-to wake up, in which the other may have finished a call of NumPy and have taken the
-lock again; so it goes on, until after the interval the waiting thread gets the lock
-for certain. Where malloc is glibc's, it keeps what arrays leave for the next ones.
+to wake up, and another thread may meanwhile have finished a call of NumPy and taken the
+lock again. After the interval the waiting thread gets the lock for certain. With glibc,
+malloc keeps the memory of freed arrays for the next ones.
 
-All are process-wide. The first two are set by the first of those who hold them, and set back after
-the last, whatever thread that is. After an interrupt just there they may stay set until the next
-holder is done.
+All are process-wide. The first holder sets the first two, and the last one sets them back, in whatever
+thread. After an interrupt just there they may stay set until the next holder is done.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ T = TypeVar("T")
 OWN = "emtau_dask"
 READERS = (OWN, "zarr", "numcodecs", "dask", "distributed", "fsspec", "pyarrow")
 REMEMBERED = 256
-"""Proofs that a process remembers; one that it has forgotten is made again."""
+"""Maximum tokens of verified access that a process remembers; forgotten ones are verified again."""
 SWITCH_INTERVAL = 5e-5
-"""Seconds after which a thread that waits for the interpreter's lock asks for it; Python's own are 5e-3."""
+"""Switch interval of the interpreter during a fit (seconds); Python's default is 5e-3."""
 KEPT_BYTES = 2**25 - 2**16
-"""Size of the largest array whose memory glibc may keep: it counts no array of more than 32 MiB."""
+"""Maximum size of an array whose memory glibc may keep (bytes); it ignores arrays of more than 32 MiB."""
 _IMPORTED = uuid4().hex
 
 
 class ProcessObjects:
-    """Objects by what makes them; a forked process begins with none."""
+    """Objects by the function that makes them; a forked process begins with none."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Forget all: locks and threads of another process are of no use."""
+        """Forget all objects: locks and threads of another process are of no use."""
         self._making = threading.RLock()
         self._made: dict[Callable[[], Any], Any] = {}
 
@@ -88,7 +87,7 @@ def _version(package: str) -> str | None:
 
 
 def documentation() -> str:
-    """Return the address of the documentation that the installed package names; "" where it names none."""
+    """Return the address of the documentation in the package's metadata; "" if there is none."""
     try:
         named = metadata(OWN).get_all("Project-URL") or ()
     except PackageNotFoundError:
@@ -104,12 +103,12 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 def software() -> dict[str, str]:
-    """Return the versions of this process's packages, by name; of those that it has."""
+    """Return the versions of the installed packages of this process, by name."""
     return dict(_versions())
 
 
 def other_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Return why a process with ``mine`` may fail where one with ``theirs`` does not; "" if they are alike.
+    """Return a sentence on the versions in which two processes differ; "" if they are equal.
 
     Both are `software`. The sentence ends in a space, to be followed by other remedies.
     """
@@ -118,9 +117,9 @@ def other_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 
 def differences(its: Mapping[str, str], mine: Mapping[str, str], here: str = "here") -> str:
-    """Return in what two processes differ, such as ``"zarr 3.0.1, here 3.1.3"``; "" where in nothing.
+    """Return the differences of two processes, such as ``"zarr 3.0.1, here 3.1.3"``; "" if there are none.
 
-    Both have versions and the like by name; ``here`` is what the second process is called.
+    Both are versions and the like by name; ``here`` names the second process.
     """
     names = [*mine, *(name for name in its if name not in mine)]
     return ", ".join(
@@ -131,7 +130,7 @@ def differences(its: Mapping[str, str], mine: Mapping[str, str], here: str = "he
 
 
 class Proofs:
-    """What this process has proved."""
+    """The tokens of access that this process has verified."""
 
     def __init__(self) -> None:
         self._settled: dict[str, None] = {}
@@ -140,7 +139,7 @@ class Proofs:
     def once(self, token: str, prove: Callable[[], None]) -> None:
         """Call ``prove`` unless it has returned before for this token; other threads wait meanwhile.
 
-        Whatever ``prove`` raises is passed on, and the next call tries again.
+        Errors of ``prove`` are passed on, and the next call tries again.
         """
         if token in self._settled:
             return
@@ -150,7 +149,7 @@ class Proofs:
                 self.settle(token)
 
     def settle(self, token: str) -> None:
-        """Remember what ``token`` stands for as proved."""
+        """Remember the access of ``token`` as verified."""
         with self._settling:
             self._settled[token] = None
             while len(self._settled) > REMEMBERED:
@@ -168,7 +167,7 @@ def this_process() -> str:
 
 @cache
 def process_id() -> str:
-    """Return a name that no other process has, on whatever host."""
+    """Return a name that no other process on any host has."""
     return f"{_IMPORTED}-{os.getpid()}"
 
 
@@ -176,24 +175,24 @@ os.register_at_fork(after_in_child=process_id.cache_clear)
 
 
 def _keep_memory() -> None:
-    """Let malloc keep some 64 MiB for each thread of what arrays leave when they are gone.
+    """Let malloc keep some 64 MiB of freed arrays for each thread.
 
-    glibc gives free memory back to the system where that is more than twice as much as the largest array took
-    that has gone before, and later gets it anew, page by page, filled with zeros. So a larger array comes and
-    goes here, of which no page is used. Whoever has set one of its limits, as dask does in workers, has
-    decided otherwise, and nothing changes (mallopt(3), M_MMAP_THRESHOLD).
+    glibc gives free memory back to the system above twice the size of the largest array freed so far, and
+    later gets it anew, page by page, filled with zeros. So a large array is made and freed here, without
+    using a page of it. If a limit of malloc has been set, as dask does in workers, nothing changes
+    (mallopt(3), M_MMAP_THRESHOLD).
     """
     np.empty(KEPT_BYTES, np.uint8)
 
 
 def _control() -> None:
-    """Let whichever thread comes next control OpenBLAS: since version 3.8 threadpoolctl heeds only one."""
+    """Let the next thread control OpenBLAS: since version 3.8 threadpoolctl allows only one."""
     if hasattr(OpenBLASController, "clear_controlling_thread"):
         OpenBLASController.clear_controlling_thread(force=True)
 
 
 class _Setting:
-    """One thread for BLAS and a short switch interval; knows what was there before."""
+    """One thread for BLAS and a short switch interval; remembers the values before."""
 
     def __init__(self) -> None:
         libraries = ThreadpoolController().lib_controllers
@@ -210,7 +209,7 @@ class _Setting:
             library.set_num_threads(1)
 
     def lift(self) -> None:
-        """Set both back; an interval that somebody else has set stays."""
+        """Set both back; an interval that other code has set stays."""
         if sys.getswitchinterval() == self._interval:
             sys.setswitchinterval(self._usual_interval)
         _control()
@@ -220,29 +219,29 @@ class _Setting:
 
 
 class _Holder:
-    """Somebody who wants the setting."""
+    """A user of the setting."""
 
 
 class _Holders:
-    """Those who hold the setting.
+    """All users of the setting.
 
     Attributes
     ----------
     lock : RLock
-        Of all that follows; held while the setting is taken or lifted. The same thread may take it again: a
-        holder that an interrupt left behind is collected anywhere.
+        Protects the other attributes while the setting is taken or lifted. Reentrant, since a holder that an
+        interrupt left behind may be collected anywhere.
     holding : WeakSet of _Holder
     process : _Holder
-        Who holds the setting for the rest of the process.
+        Holds the setting for the rest of the process.
     setting : _Setting or None
-        None where it is not in force.
+        None if it is not in force.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Begin without holders."""
+        """Begin with no holders."""
         self.lock = threading.RLock()
         self.holding: WeakSet[_Holder] = WeakSet()
         self.process = _Holder()
@@ -257,7 +256,7 @@ class _Holders:
                 self.setting.take()
 
     def leave(self, holder: _Holder) -> None:
-        """Lift the setting where nobody else holds it."""
+        """Lift the setting if there is no other holder."""
         with self.lock:
             self.holding.discard(holder)
             if self.setting is not None and not self.holding:
@@ -265,7 +264,7 @@ class _Holders:
                 self.setting = None
 
     def forget(self) -> None:
-        """Begin anew in a forked process, which holds nothing."""
+        """Begin anew in a forked process, which has no holders."""
         setting = self.setting
         self.begin()
         if setting is not None:
@@ -273,7 +272,7 @@ class _Holders:
 
 
 _HOLDERS = _Holders()
-# A fork waits until the setting has been taken or lifted whole: its child could do neither.
+# A fork waits until the setting has been taken or lifted completely, which its child could not do.
 os.register_at_fork(
     before=lambda: _HOLDERS.lock.acquire(),
     after_in_parent=lambda: _HOLDERS.lock.release(),
@@ -283,7 +282,7 @@ os.register_at_fork(
 
 @contextmanager
 def threads_side_by_side() -> Iterator[None]:
-    """Hold BLAS to one thread, and the switch interval short; nested and concurrent holders share them."""
+    """Limit BLAS to one thread, and shorten the switch interval; nested and concurrent holders share both."""
     holder = _Holder()
     try:
         _HOLDERS.enter(holder)
@@ -293,10 +292,10 @@ def threads_side_by_side() -> Iterator[None]:
 
 
 def hold_for_process() -> None:
-    """Hold both for the rest of this process, unless they are in force already.
+    """Limit both for the rest of this process, unless they are limited already.
 
-    Called by tasks in processes other than the fitting one: they take them with the first task. Tasks beside
-    it wait until it has them: one that loads a library meanwhile could wait for ever; see `compiled_loops`.
+    For tasks outside the fitting process, which call it in the first task. Other tasks wait meanwhile: one
+    that loads a library at that moment could wait for ever; see `compiled_loops`.
     """
     with _HOLDERS.lock:
         if _HOLDERS.setting is None:
@@ -318,8 +317,8 @@ def _environment() -> tuple[tuple[str, str], ...]:
 
 
 def numerical_environment(*, compiled: bool = False) -> dict[str, str]:
-    """Return what the last bits of a result depend on: library versions and the kind of CPU.
+    """Return library versions and the kind of CPU, on which the last bits of a result depend.
 
-    Of numba only where rows go by ``compiled`` tiles.
+    numba is included only if rows are scored by ``compiled`` tiles.
     """
     return {**dict(_environment()), **({"numba": version("numba")} if compiled else {})}

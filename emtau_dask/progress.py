@@ -1,4 +1,4 @@
-"""What a person sees while a fit runs: a live line, a notebook's bar or plain lines; and the log."""
+"""The progress display of a fit (a live line, a notebook's bar or plain lines) and its log."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("emtau_dask.fit")
 LONG_PASS = 30.0
-"""Seconds between two lines of one pass."""
+"""Interval between two lines of one pass (seconds)."""
 NOTEBOOK_SECONDS = 0.25
-"""Between two drawings of a notebook's bar; each is a message to the browser."""
+"""Minimum interval between two drawings of a notebook's bar (seconds); each is a message to the browser."""
 BAR = 12
-"""Characters of a terminal's bar."""
+"""Length of a terminal's bar (characters)."""
 
 
 class Progress:
-    """Remembers how far a fit is, logs it, and has it shown. Threads may share it.
+    """Tracks the progress of a fit, logs it, and shows it on a display. Threads may share it.
 
-    A line is logged at level INFO where it is of a stage, a remark or an accepted pass over all rows, else at
-    DEBUG. A report of chunks takes a lock, adds a number and looks at the clock.
+    Lines of stages, remarks and accepted passes over all rows are logged at level INFO, others at DEBUG. A
+    report of chunks takes a lock, adds a number and reads the clock.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the beginning."""
         return self._clock() - self._began
 
     def stage(self, name: str, chunks: int) -> None:
-        """Begin a pass; its line is its name, unless it is an iteration, which has one at its end."""
+        """Begin a pass; its line is its name. An iteration has its line at its end."""
         with self._lock:
             self._stage, self._chunks, self._done, self._pass_began = name, chunks, 0, self._clock()
         if not name.startswith("iteration "):
@@ -72,7 +72,7 @@ class Progress:
         self._display.draw()
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
-        """Remember an iteration, and say its line."""
+        """Remember an iteration, and log its line."""
         before, self._record = self._record, record
         follows = before is not None and record.iteration == before.iteration + 1
         change = record.lower_bound - before.lower_bound if before and follows else math.nan
@@ -87,17 +87,17 @@ class Progress:
         self._display.draw()
 
     def note(self, message: str) -> None:
-        """Say a remark."""
+        """Log and show a remark."""
         LOG.info("%s", one_line(message))
         self._display.note(message)
 
     def close(self, *, done: bool) -> None:
-        """End the display, which says it where the fit failed or was stopped."""
+        """End the display, which says if the fit failed or was stopped."""
         self._stopped = not done
         self._display.stop()
 
     def figures(self) -> tuple[float, list[str], list[str]]:
-        """Return the share of the pass that is done, and texts: on the pass, and on the fit."""
+        """Return the share of the pass that is done, texts on the pass, and texts on the fit."""
         with self._lock:
             share = min(self._done / self._chunks, 1.0) if self._chunks else 0.0
             of_pass = [f"stopped in {self._stage}" if self._stopped else self._stage]
@@ -118,7 +118,7 @@ class Progress:
 
 
 class Display:
-    """How progress is shown: this one shows nothing, others what they override."""
+    """A display of progress. The base class shows nothing; others override its methods."""
 
     progress: Progress
 
@@ -127,14 +127,14 @@ class Display:
         self.progress = progress
 
     def line(self, text: str) -> None:
-        """Show that a stage has begun, that an iteration has ended, or how far a long pass is."""
+        """Show the beginning of a stage, the end of an iteration, or the progress of a long pass."""
 
     def note(self, text: str) -> None:
         """Show a remark."""
         self.line(text)
 
     def draw(self) -> None:
-        """Show how far the pass is; called for every report."""
+        """Show the progress of the pass; called for every report."""
 
     def stop(self) -> None:
         """End."""
@@ -143,8 +143,7 @@ class Display:
 class Lines(Display):
     """Plain lines on a stream, which is flushed after each and not closed.
 
-    An error in writing, such as that of a full disk, does not end the fit, but a pipe that its reader has
-    closed does.
+    An error in writing, such as a full disk, does not end the fit; a closed pipe does.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -202,7 +201,7 @@ class TerminalLine(Display):
 
 
 class NotebookBar(Display):
-    """One bar in a notebook, drawn anew in its place, with remarks below; nothing before the first pass.
+    """One bar in a notebook, redrawn in its place, with remarks below; nothing before the first pass.
 
     Parameters
     ----------
@@ -222,12 +221,12 @@ class NotebookBar(Display):
         self._show()
 
     def draw(self) -> None:
-        """Draw the bar where it is time."""
+        """Draw the bar if the interval has passed."""
         if self.progress.seconds >= self._next:
             self._show()
 
     def stop(self) -> None:
-        """Draw the bar as it stays."""
+        """Draw the final bar."""
         if self._handle is not None:
             self._show()
 
@@ -249,9 +248,9 @@ class NotebookBar(Display):
 
 
 def observer_for(verbose: int, out: TextIO | None = None) -> Progress:
-    """Return an observer that logs, and unless verbose is 0 shows progress as suits a stream.
+    """Return an observer that logs and, unless verbose is 0, shows progress on a stream.
 
-    Where the log goes to that stream, nothing else does.
+    If the log goes to that stream, there is no display.
 
     Parameters
     ----------
@@ -272,7 +271,7 @@ def observer_for(verbose: int, out: TextIO | None = None) -> Progress:
 
 @contextmanager
 def closed_after(observer: FitObserver) -> Iterator[FitObserver]:
-    """Give the block an observer, and close it with the block; it is told whether that came to its end."""
+    """Yield an observer, and close it after the block with ``done``: whether the block had no error."""
     done = False
     try:
         yield observer
@@ -282,7 +281,7 @@ def closed_after(observer: FitObserver) -> Iterator[FitObserver]:
 
 
 def watching(out: TextIO) -> AbstractContextManager[FitObserver]:
-    """Give the block an observer that shows progress on ``out`` until the block ends."""
+    """Yield an observer that shows progress on ``out`` until the block ends."""
     return closed_after(observer_for(1, out))
 
 
@@ -291,7 +290,7 @@ def _counted(chunks: int) -> str:
 
 
 def _number(value: float, form: str) -> str:
-    """Return a number in a form, "-" for none."""
+    """Return a formatted number, "-" if it is not finite."""
     return format(value, form) if math.isfinite(value) else "-"
 
 
@@ -301,7 +300,7 @@ def _active(record: IterationRecord) -> str:
 
 
 def _rate(record: IterationRecord) -> str:
-    """Return how many rows an iteration scored a second."""
+    """Return the rows that an iteration scored a second."""
     a_second = record.active_rows / record.seconds if record.seconds else 0.0
     size, prefix = pick_unit_and_suffix(int(a_second), ["", "k", "M", "G"], 1000)
     return f"{a_second / size:.3g}{prefix} rows/s"
@@ -314,7 +313,7 @@ def _clock_time(seconds: float) -> str:
 
 def _display_of_notebook() -> Any:
     """Return IPython's ``display`` in a notebook's kernel, None elsewhere."""
-    ipython = sys.modules.get("IPython")  # in a notebook it is there
+    ipython = sys.modules.get("IPython")  # a notebook has imported it
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
         return None

@@ -1,13 +1,12 @@
 """The centred form of compiled tiles: rows less each component's mean, whitened, and scatters about means.
 
-As `mixture.estep`: no digit is lost however far the rows are from the origin or a component from the
-others, and nothing is required of the covariances. Scatters are about a mean of the very rows that they are
-summed over, or of others of at least their weight with which they are merged, so that nothing cancels however
-far a component moved or shrank during an iteration; they are merged as those of blocks are (Chan, Golub and
-LeVeque 1983, eq. 2.1).
+Like `mixture.estep` it loses no digits, however far the rows are from the origin or components from each
+other, and works for all covariances. Scatters are about the mean of their own rows, or of other rows of at
+least the same weight with which they are merged. So nothing cancels, however far a component moved or shrank
+during an iteration. Scatters are merged as those of blocks are (Chan, Golub and LeVeque 1983, eq. 2.1).
 
-There are two ways to sum. All rows of a tile are summed for a component. Or those for which it has
-responsibility, where they are few, are gathered until they fill a group.
+There are two ways to sum: all rows of a tile are summed for a component, or, if the component has
+responsibility for few rows, these are gathered until they fill a group.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from emtau_dask.mixture.linalg import Floats, Ints
 
 
 class CentredConstants(NamedTuple):
-    """What is the same for all blocks under one Θ."""
+    """Constants of all blocks under one Θ."""
 
     origin: Floats  # zeros, (1, d)
     log_scales: Floats  # (K,), less the ceiling, nats
     whitening: Floats  # P_kᵀ, 0 above their diagonals, and in the last row μ_k, (K, d + 1, d)
-    least: float  # the exponentials of smaller numbers are taken for 0
+    least: float  # exponentials of smaller numbers count as 0
     ceiling: float  # log-densities less scores, nats
     negligible: float  # responsibility that groups leave out, relative to the component's sum so far
-    few: int  # so many rows of a tile, or fewer, are gathered
+    few: int  # maximum rows of a tile that are gathered
 
 
 class CentredBuffers(NamedTuple):
     """Buffers of one thread for tiles of T rows; coordinates must be finite where a block begins.
 
-    S is what `side_of` returns for d features. Where no rows are gathered there are no groups.
+    S is what `side_of` returns for d features. If no rows are gathered there are no groups.
     """
 
     coordinates: Floats  # x, and three rows to fill up, (d + 3, T)
@@ -65,7 +64,7 @@ class CentredBuffers(NamedTuple):
 
 
 class CentredMoments(NamedTuple):
-    """Of a block: weights and means of the components, and scatters about them on and above the diagonals."""
+    """Moments of a block: weights, means, and scatters about these on and above the diagonals."""
 
     sums: Floats  # (K, 1 + d)
     scatter: Floats  # (K, S, S)
@@ -75,7 +74,7 @@ class CentredMoments(NamedTuple):
 def _merge(weight: Any, mean: Any, sums: Any, scatter: Any) -> None:
     """Merge rows of ``weight`` about ``mean`` (d,) into ``sums`` (1 + d,): a weight and a mean.
 
-    What the distance between the means adds to the scatter is added to ``scatter`` (S, S), on and above its
+    The contribution of the distance between the means is added to ``scatter`` (S, S), on and above its
     diagonal. ``mean`` is overwritten.
     """
     before = sums[0]
@@ -95,7 +94,7 @@ def _merge(weight: Any, mean: Any, sums: Any, scatter: Any) -> None:
 def _subtract_mean(group: Any, weights: Any, mean: Any, rest: Any) -> Any:
     """Replace the rows of a group with their weights w (m,) by √w (x − m); return the sum of the weights.
 
-    Their mean m is ``mean + rest``, of which each (d,) is written: what rounding takes off the first.
+    Their mean m is ``mean + rest``; both (d,) are written, and ``rest`` is the rounding error of ``mean``.
     """
     total = 0.0
     for f in range(len(mean)):
@@ -124,7 +123,7 @@ def _subtract_mean(group: Any, weights: Any, mean: Any, rest: Any) -> Any:
 def _finish_group(group: Any, weights: Any, buffers: Any, sums: Any, scatter: Any) -> None:
     """Merge the rows of a group with their weights (m,) into the moments of their component.
 
-    The square of one more row, after these, is what the distance between the means adds to the scatter.
+    The square of one more row after these is the contribution of the distance between the means.
     """
     mean, rest, m = buffers.mean, buffers.rest, len(weights)
     total = _subtract_mean(group, weights, mean, rest)
@@ -169,9 +168,9 @@ def gather(rows: Any, responsibilities: Any, k: Any, least: Any, buffers: Any, m
 def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
     """Add the scatter of all rows of a tile for component k.
 
-    It is formed about the mean of the rows before, where these weigh at least as much, and corrected. What
-    that loses is no more than a rounding of the sum: the distance between the means is in it with at least
-    half of the tile's weight.
+    It is formed about the mean of the rows before, if these weigh at least as much, and corrected. The error
+    is no more than a rounding of the sum, which has the distance between the means with at least half of the
+    tile's weight.
     """
     middle, square, mean = buffers.middle, buffers.square, buffers.mean
     sums, summed, d = moments.sums[k], moments.scatter[k], len(mean)
@@ -196,7 +195,7 @@ def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
 
 @inlined
 def _count_present(constants: Any, buffers: Any) -> None:
-    """Write for how many rows of a tile each component has responsibility, and how much counts as none."""
+    """Write the rows of a tile for which each component has responsibility, and how much counts as none."""
     for k in range(len(buffers.scores)):
         responsibilities, count = buffers.scores[k], 0
         buffers.totals[k] += sum_of(responsibilities)
@@ -245,7 +244,7 @@ def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any)
 
 @inlined
 def finish(constants: Any, buffers: Any, moments: Any) -> None:
-    """Add the moments of the rows that are left in the groups."""
+    """Add the moments of the remaining rows of the groups."""
     for k in range(len(buffers.groups)):
         weights = buffers.weights[k, : buffers.counts[k]]
         if len(weights) > 0:

@@ -1,4 +1,4 @@
-"""The features' form of compiled tiles: products of coefficients and responsibilities with features."""
+"""The form by features of compiled tiles: products of coefficients and responsibilities with features."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from emtau_dask.mixture.linalg import AnyArray, Floats, Ints
 
 
 class FeatureConstants(NamedTuple):
-    """What is the same for all blocks under one Θ; arrays of numbers have the dtype of the products.
+    """Constants of all blocks under one Θ; arrays of numbers have the dtype of the products.
 
     Square s is the sum of ``y_i y_j`` over the pairs from ``first[s]`` to ``first[s + 1]``.
     """
@@ -21,18 +21,18 @@ class FeatureConstants(NamedTuple):
     i: Ints
     j: Ints
     coefficients: AnyArray  # (K, F)
-    least: float  # the exponentials of smaller numbers are taken for 0
+    least: float  # exponentials of smaller numbers count as 0
     ceiling: float  # log-densities less scores, nats
 
 
 class FeatureMoments(NamedTuple):
-    """Of a block."""
+    """Moments of a block."""
 
     sums: Floats  # of the first F' features, (K, F')
 
 
 class PooledMoments(NamedTuple):
-    """Of a block, where components share a covariance whose squares are summed over all of them."""
+    """Moments of a block if components share a covariance, whose squares are summed over all components."""
 
     sums: Floats  # of the first F' features, (K, F')
     squares: Floats  # over all components, (d, d)
@@ -41,8 +41,8 @@ class PooledMoments(NamedTuple):
 class FeatureBuffers(NamedTuple):
     """Buffers of one thread for tiles of T rows; T numbers fill a multiple of three cache lines.
 
-    In a tile of fewer rows, the other columns keep what an earlier tile left, and are multiplied by 0.
-    Differences and features must therefore be finite where a block begins.
+    In a tile of fewer rows, the other columns have the values of an earlier tile, and are multiplied by 0.
+    So differences and features must be finite when a block begins.
     """
 
     differences: AnyArray  # (d, T); without a transform, the coordinates among the features

@@ -1,9 +1,8 @@
 """The E-step over a block of rows as one compiled loop, during which other threads may run.
 
-All work on one tile of a block is done before the next tile, so that a tile stays in the core's own cache.
-What depends on the form is in a module for each form: how to `fill` tiles, to `score` and to `collect`.
-`loops_of` puts it into the loops. Only `kernels.dispatch` imports these modules, where numba is
-installed.
+All work on one tile of a block is done before the next tile, so a tile stays in the core's own cache.
+Each form has a module with its own steps `fill`, `score`, `collect` and `finish`; `loops_of` puts them into
+the loops. Only `kernels.dispatch` imports these modules, if numba is installed.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 """ln 2 as a sum; the product of the first term and an exponent is exact."""
 LN_2_HIGH_SINGLE, LN_2_LOW_SINGLE = np.float32(0.693359375), np.float32(-2.12194440e-4)
 TO_INTEGER, TO_INTEGER_SINGLE = 1.5 * 2.0**52 + 1023, np.float32(1.5 * 2.0**23 + 127)
-"""Added to a number, they round it to an integer, which is in the last bits of the sum with the bias of
-exponents added."""
+"""Added to a number, they round it to an integer. The last bits of the sum are the integer plus the bias of
+exponents."""
 C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1.0 / math.factorial(i) for i in range(2, 14))
 S1, S2, S3, S4, S5, S6, S7 = (np.float32(1.0 / math.factorial(i)) for i in range(1, 8))
 ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
@@ -41,7 +40,7 @@ L1, L2, L3, L4, L5, L6, L7, L8, L9, L10 = (2.0 / (2 * i + 1) for i in range(1, 1
 
 
 class Results(NamedTuple):
-    """What is written for a block of n rows."""
+    """Results of a block of n rows."""
 
     log_likelihoods: Floats  # (n,), nats
     labels: Ints  # (n,), the first score of equals; (0,) where they are not wanted
@@ -51,7 +50,7 @@ class Results(NamedTuple):
 
 
 class Observations(NamedTuple):
-    """What is written for a block of n rows of which nothing is summed."""
+    """Results of a block of n rows without sums."""
 
     log_likelihoods: Floats  # (n,), nats
     labels: Ints  # (n,), the first score of equals
@@ -66,7 +65,7 @@ class BlockLoops(NamedTuple):
 
 
 def fill(constants: Any, rows: Any, buffers: Any) -> None:
-    """Write what the form's products need of at most T rows into the tile; compiled code only."""
+    """Write at most T rows into the tile, as the form's products need them; compiled code only."""
     raise NotImplementedError
 
 
@@ -84,15 +83,15 @@ def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any)
 
 
 def finish(constants: Any, buffers: Any, moments: Any) -> None:
-    """Add the moments of what is left of a block in the buffers; compiled code only."""
+    """Add the moments of the rows that are still in the buffers; compiled code only."""
     raise NotImplementedError
 
 
 def loops_of(form: str, **steps: Any) -> BlockLoops:
     """Return the loops over blocks of a form, with its own `fill`, `score`, `collect` and `finish`.
 
-    The steps are functions that `inlined` made. So numba compiles each form's loops as one function: it would
-    optimise a function that is chosen by type once by itself, and again as a part of these.
+    The steps are functions that `inlined` made, so numba compiles each form's loops as one function. It would
+    optimise a function that is chosen by type twice: by itself, and as a part of these.
     """
     step = _with_steps(_to_responsibilities, form, steps)
     steps = steps | {"_to_responsibilities": inlined(step)}
@@ -100,7 +99,7 @@ def loops_of(form: str, **steps: Any) -> BlockLoops:
 
 
 def _with_steps(function: Any, form: str, steps: dict[str, Any]) -> Any:
-    """Return a copy of a function of this module for which the names of ``steps`` stand for these."""
+    """Return a copy of a function of this module in which the names of ``steps`` refer to these functions."""
     copied = FunctionType(function.__code__, globals() | steps, function.__name__)
     copied.__qualname__ = f"{function.__name__}-{form}"
     return copied
@@ -108,7 +107,7 @@ def _with_steps(function: Any, form: str, steps: dict[str, Any]) -> Any:
 
 @intrinsic
 def _power_of_two(context: Any, value: Any) -> Any:
-    """Return 2 to the power that is in the last bits of ``value`` with the bias of exponents."""
+    """Return 2 to the power in the last bits of ``value``, which include the bias of exponents."""
 
     def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         width, fraction = (64, 52) if value == types.float64 else (32, 23)
@@ -147,7 +146,7 @@ def _fraction(context: Any, value: Any) -> Any:
 
 @intrinsic
 def _multiply_add(context: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a b + c``, rounded once where the machine has an instruction for it."""
+    """Return ``a b + c``, rounded once if the machine has an instruction for it."""
 
     def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = arguments[0].type
@@ -168,7 +167,7 @@ def _fetch(_: Any, values: Any, i: Any) -> Any:
         place = builder.bitcast(builder.gep(array.data, [arguments[1]]), byte.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), integer, integer, integer])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [place, *(integer(told) for told in TO_READ_SOON)])
+        builder.call(function, [place, *(integer(argument) for argument in TO_READ_SOON)])
         return context.get_dummy_value()
 
     return types.void(values, types.intp), built
@@ -242,7 +241,7 @@ def logarithm(value: Any) -> Any:
 
 @sum_loop
 def sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any) -> Any:
-    """Write ``ln sums + ceiling + peaks`` of each of n rows, and return the total; peaks (0,) are none.
+    """Write ``ln sums + ceiling + peaks`` of each of n rows, and return the total. Peaks (0,) mean none.
 
     No sum is below the exponential of the least exponent; with peaks, none is below 1.
     """
@@ -258,7 +257,7 @@ def sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any)
 
 @sum_loop
 def zero_if_finite(values: Any) -> Any:
-    """Return 0 where all (m,) values are finite, else NaN."""
+    """Return 0 if all (m,) values are finite, else NaN."""
     total = 0.0
     for i in range(len(values)):
         total += values[i] * 0.0
@@ -285,7 +284,7 @@ def _fetch_part(values: Any, part: Any, parts: Any) -> None:
 def exponentiate(scores: Any, sums: Any, least: Any, ahead: Any) -> None:
     """Replace the first m scores of each component by exponentials, and write their m sums.
 
-    Exponentials of numbers below ``least`` are taken for 0. Meanwhile prefetch the values ``ahead`` (a,).
+    Exponentials of numbers below ``least`` count as 0. Meanwhile prefetch the values ``ahead`` (a,).
     """
     nothing = sums.dtype.type(0)
     for t in range(len(sums)):
@@ -329,8 +328,8 @@ def _subtract_peaks(scores: Any, peaks: Any) -> None:
 def divide(exponentials: Any, sums: Any, inverses: Any) -> None:
     """Divide the exponentials of the first m rows by their sums; ``inverses`` (m,) is written.
 
-    Products with an inverse take a fraction of the time of quotients. What they lack is added, so that they
-    are rounded as quotients are, where the machine multiplies and adds in one instruction (Markstein,
+    Products with an inverse take a fraction of the time of quotients. A correction makes their rounding that
+    of quotients, if the machine multiplies and adds in one instruction (Markstein,
     Computation of elementary functions on the IBM RISC System/6000 processor, IBM J. Res. Dev. 34, 1990).
     """
     one = exponentials.dtype.type(1)
@@ -371,9 +370,9 @@ def _to_responsibilities(
 ) -> Any:
     """Turn the scores of a tile's rows (m, d) into responsibilities, and those of other columns into 0.
 
-    ``relative`` says whether exponents are relative to the largest of each row. They become so where a row's
-    sum is so small that an exponential which is taken for 0 could be seen beside it. Return whether they are
-    now, and the sum of the log-likelihoods, which are written. Meanwhile the values ``ahead`` are prefetched.
+    ``relative`` says whether exponents are relative to the largest of each row. They become so if a row's sum
+    is so small that an exponential that counts as 0 would not be negligible. Write the log-likelihoods;
+    return ``relative`` as it is now, and their sum. Meanwhile the values ``ahead`` are prefetched.
     """
     scores, m = buffers.scores, len(rows)
     sums = buffers.sums[:m]
@@ -397,11 +396,11 @@ def _to_responsibilities(
 
 
 def _accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
-    """Score a block of rows (n, d) and sum its moments; weights are (n,), or (0,) where every row weighs 1.
+    """Score a block of rows (n, d) and sum its moments; weights are (n,), or (0,) if every weight is 1.
 
     Constants and buffers are named tuples of a form; results are `Results`. Return two numbers: the sum of
     the squares of all values of the rows, and the sum of the log-likelihoods in nats, which is not finite
-    where one of these or of the moments is not.
+    if one of these or of the moments is not.
     """
     in_full_vectors()
     scores = buffers.scores
@@ -430,7 +429,7 @@ def _accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: 
 
 
 def _observe(rows: Any, constants: Any, buffers: Any, results: Any) -> Any:
-    """Score a block of rows (n, d) and no more; see `_accumulate`. Results are `Observations`.
+    """Score a block of rows (n, d) without sums; see `_accumulate`. Results are `Observations`.
 
     Return the sum of the squares of all values of the rows, and the sum of the log-likelihoods.
     """

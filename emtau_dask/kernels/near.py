@@ -1,10 +1,10 @@
-"""Tiles of rows that lie near one component, in which components that do not count for them are not scored.
+"""Tiles of rows near one component, without scores of components that do not count for these rows.
 
-The rows of a block are visited by the component that each is likely to belong to; any guess will do. For a
-tile of rows with one guess, components are left out in three steps, of which each costs more and leaves out
+The rows of a block are ordered by a guess of their component; any guess gives the same results. For a
+tile of rows with one guess, components are left out in three steps, each of which costs more and leaves out
 more: by the distance of the farthest row (`mixture.cutoff`); by one coordinate of each row, along the
-direction from the component; and by the scores of the others, in the centred form. What is written for rows
-is in the order of the block.
+direction from the component; and by the scores of the others, in the centred form. Results are in the order
+of the rows in the block.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HALF = 0.5 * (1.0 - ROUNDING)
 
 
 class NearConstants(NamedTuple):
-    """What is the same for all blocks under one Θ."""
+    """Constants of all blocks under one Θ."""
 
     centred: CentredConstants
     centre: Floats  # of the discriminants, (d,)
@@ -42,7 +42,7 @@ class NearConstants(NamedTuple):
     discriminants: AnyArray  # coefficients of x less the centre, and of 1, in float32, (K, d + 1)
     factors: Floats  # P_k, (K, d, d)
     reach: AnyArray  # the distances of `mixture.cutoff`, (K, K)
-    margins: Floats  # so many nats below a row's largest score, a responsibility counts as none, (K,)
+    margins: Floats  # nats below a row's largest score at which a responsibility counts as none, (K,)
     least: Floats  # the exponentials of minus these, (K,)
 
 
@@ -88,9 +88,9 @@ def _guess(rows: Any, constants: Any, buffers: Any) -> None:
 
 @inlined
 def _sort(keys: Any, ends: Any, order: Any) -> None:
-    """Write the places of the ``keys`` (n,), below m, in the order of the keys, equal ones as they are.
+    """Write the places of the ``keys`` (n,), below m, in the order of the keys; equal ones keep their order.
 
-    ``ends`` (m + 1,) becomes where the places of each key end.
+    ``ends`` (m + 1,) becomes the end of the places of each key.
     """
     for key in range(len(ends)):
         ends[key] = 0
@@ -144,7 +144,7 @@ def _direct(a: Any, k: Any, into: Any, constants: Any, buffers: Any) -> None:
 
 @inlined
 def _find_directions(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
-    """Add directions from the components that reach the farthest row of a tile; return how many there are."""
+    """Add directions from the components within the cut-off of a tile's farthest row; return their number."""
     reach, own, known = constants.reach[a], buffers.own, buffers.known
     lowest = own[0]
     for t in range(1, len(own)):
@@ -163,7 +163,7 @@ def _find_directions(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
 def _find_near(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
     """Write the components that may count for a row of the tile by its coordinates along directions.
 
-    Component a is one of them. Return how many they are.
+    Component a is one of them. Return their number.
     """
     own, wanted, log_scales = buffers.own, buffers.wanted, constants.centred.log_scales
     for k in range(len(wanted)):
@@ -187,7 +187,7 @@ def _find_near(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
 def _leave_out(a: Any, count: Any, peaks: Any, constants: Any, buffers: Any) -> Any:
     """Write the largest score of each of the tile's rows, and subtract it from the scores of each.
 
-    Leave out components of which no responsibility counts; return how many are left.
+    Leave out components of which no responsibility counts; return the number of the others.
     """
     scores, near, kept = buffers.centred.scores, buffers.near, 0
     for t in range(len(peaks)):
@@ -210,7 +210,7 @@ def _leave_out(a: Any, count: Any, peaks: Any, constants: Any, buffers: Any) -> 
 
 @inlined
 def _write(picked: Any, count: Any, buffers: Any, results: Any) -> None:
-    """Write what has been found for the rows of the tile, which are ``picked`` (m,) in the block."""
+    """Write the results of the rows of the tile, which are ``picked`` (m,) in the block."""
     found, labels = buffers.found[: len(picked)], buffers.labels[: len(picked)]
     for t in range(len(picked)):
         results.log_likelihoods[picked[t]] = found[t]
@@ -240,9 +240,9 @@ def _collect(picked: Any, weights: Any, count: Any, constants: Any, buffers: Any
 def _accumulate_tile(
     rows: Any, weights: Any, a: Any, picked: Any, used: Any, constants: Any, buffers: Any, results: Any
 ) -> Any:
-    """Score and sum the rows of a tile, which component a is the guess for.
+    """Score and sum the rows of a tile whose guess is component a.
 
-    Return how many directions there are, of which ``used`` were there before, and the sum of the
+    Return the number of directions, of which ``used`` existed before, and the sum of the
     log-likelihoods.
     """
     in_full_vectors()
@@ -272,7 +272,7 @@ def _accumulate_tile(
 
 @loop
 def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
-    """Do as the loop of this name of other forms."""
+    """Do as the loop of this name in other forms."""
     n, tile = len(rows), len(buffers.rows)
     for i in range(len(results.numbers)):
         results.numbers[i] = 0.0

@@ -2,10 +2,10 @@
 
 A BLAS packs its factors before it multiplies them, which takes as long as multiplying them by few rows.
 A tile needs no packing: its rows are whole vectors, and they are in the cache. The sums for four rows of one
-factor by three vectors, or rows, of the other stay in registers while one loop passes along the dimension
+factor by three vectors, or rows, of the other stay in registers during one loop along the dimension
 that both share (Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", section 4).
 So do the squares of such sums, and rows while they are transposed.
-Functions raise ValueError where shapes do not fit.
+Functions raise ValueError if shapes do not fit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def _digest() -> str:
-    """Return a digest of the modules of compiled loops; nothing where they are not files."""
+    """Return a digest of the modules of compiled loops; "" if they are not files."""
     found = sha256()
     with suppress(OSError):
         for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -63,12 +63,12 @@ def _digest() -> str:
 
 
 VERSION = _digest()
-"""Part of the names under which numba keeps what it compiled: it looks at a function's own file alone, and
-cannot read what it kept with types that have gone."""
+"""Part of the names under which numba caches compiled code: it checks only a function's own file, and cannot
+read cached code with types that no longer exist."""
 
 
 def loop(function: Any, **options: Any) -> Any:
-    """Compile a function at its first call, and keep the result on disk where numba finds a place for it."""
+    """Compile a function at its first call, and cache the result on disk if numba finds a place for it."""
     function.__qualname__ += f"-{VERSION}"
     try:
         return njit(**OPTIONS | options, cache=True)(function)
@@ -77,13 +77,13 @@ def loop(function: Any, **options: Any) -> Any:
 
 
 inlined = partial(loop, inline="always")
-"""Compiles a function as a part of those that call it, since numba would optimise it by itself as well."""
+"""Compiles a function only as a part of its callers; numba would also optimise it by itself."""
 sum_loop = partial(loop, fastmath={"contract", "reassoc"})
 """Compiles a function that adds in any order."""
 
 
 def side_of(n_features: int, itemsize: int) -> int:
-    """Return the least side for so many features that is a multiple of whole vectors and of four."""
+    """Return the minimum side for the features that is a multiple of whole vectors and of four."""
     step = max(ROWS, VECTOR_BYTES // itemsize)
     return -(-n_features // step) * step
 
@@ -155,7 +155,7 @@ def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
 def multiply_transposed(left: Any, right: Any, out: Any) -> None:
     """Write ``left @ right[:n].T``, of (m, T) and at least (n, T), into ``out`` (m, n).
 
-    T numbers fill a multiple of cache lines. The last columns may overlap those before, and come to the same.
+    T numbers fill a multiple of cache lines. The last columns may overlap those before; results are equal.
     """
     (m, n), depth = out.shape, left.shape[1]
     if len(left) != m or right.shape[1] != depth or depth % (VECTOR_BYTES // right.itemsize):
@@ -184,8 +184,8 @@ def scatter(weights: Any, k: Any, coordinates: Any, mean: Any, d: Any, out: Any)
     """Write ``Σ_t weights[k, t] (x_i - m_i) (x_j - m_j)`` into ``out[i, j]``, for i <= j < d.
 
     Without the last factor, it is written into ``out[i, d]``. Weights are (K, T), coordinates x at least
-    (d + 3, T), the mean m (1, at least d + 3), and the result has at least d + 3 rows and columns; what else
-    there is of it is left undefined. T numbers fill a multiple of cache lines.
+    (d + 3, T), the mean m (1, at least d + 3), and the result has at least d + 3 rows and columns; its other
+    entries are undefined. T numbers fill a multiple of cache lines.
     """
     least, tile = d + COLUMNS, coordinates.shape[1]
     if k < 0 or k >= len(weights) or weights.shape[1] != tile or tile % (VECTOR_BYTES // weights.itemsize):
@@ -203,14 +203,14 @@ def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
     """Add ``vectors[:depth, :side].T @ vectors[:depth, :side]`` to ``out``, on and above its diagonal.
 
     Entries below the diagonal are left undefined. ``out`` is of shape (side, side), with a side from
-    `side_of`; ``vectors`` have at least so many columns. They are best an odd number of cache lines apart,
-    which spreads them over the nearest cache.
+    `side_of`; ``vectors`` have at least as many columns. An odd number of cache lines from one to the next
+    spreads them over the nearest cache.
     """
     side, lanes = len(out), VECTOR_BYTES // vectors.itemsize
     if out.shape[1] != side or vectors.shape[1] < side or side % lanes or side % ROWS:
         raise ValueError("vectors and result do not fit each other, or the machine's vectors do not fit them")
     if depth < 0 or depth > len(vectors):
-        raise ValueError("there are not so many vectors")
+        raise ValueError("there are fewer vectors than the depth")
     step = COLUMNS * lanes
     for i in range(0, side, ROWS):
         first = i - i % lanes

@@ -31,39 +31,39 @@ from emtau_dask.mixture.statistics import (
 )
 
 LINE_BYTES, LINES_AT_ONCE = 64, 3
-"""Products take so many cache lines of each feature at a time (`kernels.products`)."""
+"""Bytes of a cache line, and cache lines of each feature that products use at once (`kernels.products`)."""
 TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
-"""Bytes of a tile's features (or coordinates), and cache lines of each feature: with more, sums over rows are
-longer; with up to 27, the responsibilities of 16 components stay in the nearest cache."""
+"""Maximum bytes of a tile's features (or coordinates), and minimum and maximum cache lines of each feature:
+more make sums over rows longer; up to 27 keep the responsibilities of 16 components in the nearest cache."""
 MOST_SUMMED, NONE_GATHERED, ALL_GATHERED = 12, 8, 32
-"""Most features d for which the centred form always sums all rows of a tile. With more, a component's rows
+"""Maximum features d for which the centred form always sums all rows of a tile. With more, a component's rows
 are gathered where they are at most (d - 8) / (32 - 8) of a tile: gathering costs less the more features there
 are, and from 32 on no more than summing."""
 NEAR_TILE, SORTED_TILE = 24, 96
-"""Rows near one component that are scored at a time, whole vectors three at a time whatever their width; and
+"""Rows near one component that are scored at a time (three whole vectors, for each width of vectors), and
 rows whose component is guessed at a time."""
 NEGLIGIBLE = 2.0**-80
-"""Largest responsibility that groups leave out, relative to the component's mean in a tile: 32,768 such rows,
+"""Maximum responsibility that groups leave out, relative to the component's mean in a tile: 32,768 such rows,
 64 standard deviations away, change a variance by one rounding."""
 DOUBLE = np.dtype(np.float64)
 Shapes = tuple[tuple[int, ...], ...]
 
 
 def rows_of_tile(n_features: int, itemsize: int) -> int:
-    """Return the rows of a tile: an odd number of lines of each feature, which spreads them over a cache."""
+    """Return the rows of a tile: an odd number of cache lines of a feature, to spread them over a cache."""
     fitting = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
     threes = max(LEAST_TILE_LINES, fitting) // LINES_AT_ONCE
     return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
 
 
 def odd_lines(n_numbers: int, itemsize: int) -> int:
-    """Return the least number, ``n_numbers`` or more, whose numbers fill an odd number of cache lines."""
+    """Return the minimum, at least ``n_numbers``, of numbers that fill an odd number of cache lines."""
     whole = -(-n_numbers * itemsize // LINE_BYTES)
     return LINE_BYTES // itemsize * (whole + 1 - whole % 2)
 
 
 def lines(n_rows: int, tile: int, dtype: np.dtype[Any]) -> AnyArray:
-    """Return ones of shape (n_rows, tile); each row begins a cache line where ``tile`` fills whole lines."""
+    """Return ones of shape (n_rows, tile); each row begins a cache line if ``tile`` fills whole lines."""
     size, spare = n_rows * tile, LINE_BYTES // dtype.itemsize
     numbers = np.ones(size + spare, dtype)
     begin = -numbers.ctypes.data % LINE_BYTES // dtype.itemsize
@@ -84,16 +84,17 @@ class Loops(NamedTuple):
 def compiled_loops() -> Loops | str:
     """Return the compiled loops, or why there are none.
 
-    All that numba imports for its first compilation is imported here. A later import could load a library
-    (by dlopen, with the interpreter's lock held) while threadpoolctl looks through the loaded ones in another
-    thread (by dl_iterate_phdr, with the loader's lock held), and each would wait for the other for ever.
+    Everything that numba imports for its first compilation is imported here. A later import could load a
+    library (by dlopen, with the interpreter's lock held) while threadpoolctl looks through the loaded ones in
+    another thread (by dl_iterate_phdr, with the loader's lock held), and each would wait for the other for
+    ever.
     """
     try:
         from numba import config
         from numba.core.registry import cpu_target
 
         from emtau_dask.kernels import centred, features, loop, near, products
-    except Exception as error:  # numba raises all kinds where it does not fit what else is installed
+    except Exception as error:  # numba raises any error if it does not fit the installed packages
         return f"{type(error).__name__}: {error}"
     if config.DISABLE_JIT:
         return "numba is told to compile nothing (NUMBA_DISABLE_JIT)"
@@ -103,7 +104,7 @@ def compiled_loops() -> Loops | str:
 
 
 class BlockSums(Protocol):
-    """Sums the moments of a stream of blocks, and then of another: arrays are made once."""
+    """Sums the moments of one stream of blocks after another; arrays are made once."""
 
     @property
     def moments(self) -> Any:
@@ -120,13 +121,13 @@ class BlockSums(Protocol):
         ...
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks so far, None where there were none; then begin again."""
+        """Return the sums over all blocks so far, None without any; then begin again."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Tiling:
-    """What compiled tiles need under one plan."""
+    """The loops, constants and buffers of compiled tiles under one plan."""
 
     blocks: ModuleType  # `kernels.loop`
     loops: Any  # its `BlockLoops`, of the form
@@ -197,11 +198,11 @@ class _CentredSums:
 
 
 def _feature_parts(
-    plan: KernelPlan, loops: ModuleType, scores: AnyArray, beside: AnyArray
+    plan: KernelPlan, loops: ModuleType, scores: AnyArray, extra: AnyArray
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
-    """Return constants and buffers of the form by features, and what must be finite.
+    """Return constants and buffers of the form by features, and the buffers that must be finite.
 
-    ``scores`` are (K, T); ``beside`` are two more buffers (2, T).
+    ``scores`` are (K, T); ``extra`` are two more buffers (2, T).
     """
     assert plan.frame is not None
     structure, transform, d = plan.parameters.structure, plan.frame.transform, plan.parameters.n_features
@@ -223,7 +224,7 @@ def _feature_parts(
         differences,
         features,
         scores,
-        *beside,
+        *extra,
         np.empty(shapes[0], dtype),
         lines(d * over_all, tile, dtype),
         np.empty((d * over_all, d * over_all), dtype),
@@ -241,7 +242,7 @@ def _whitening(parameters: MixtureParameters) -> Floats:
 
 
 def _centred_parts(
-    plan: KernelPlan, loops: ModuleType, side: int, scores: Floats, beside: Floats
+    plan: KernelPlan, loops: ModuleType, side: int, scores: Floats, extra: Floats
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
     """Return the same of the centred form."""
     parameters, (K, tile), d = plan.parameters, scores.shape, plan.parameters.n_features
@@ -260,7 +261,7 @@ def _centred_parts(
     groups.fill(0.0)
     wide = d + LINES_AT_ONCE
     coordinates = lines(wide, tile, DOUBLE)
-    sums, peaks = beside
+    sums, peaks = extra
     buffers = loops.CentredBuffers(
         coordinates=coordinates,
         scores=scores,
@@ -335,12 +336,12 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
         return Tiling(loops.blocks, loops.near.loops, *near, (), about_means())
     by_features = plan.frame is not None
     tile = rows_of_tile(structure.n_row_features(d) if by_features else 2 * (1 + d), dtype.itemsize)
-    scores, beside = lines(K, tile, dtype), lines(2, tile, dtype)
+    scores, extra = lines(K, tile, dtype), lines(2, tile, dtype)
     if not by_features:
-        parts = _centred_parts(plan, loops.centred, side, scores, beside)
+        parts = _centred_parts(plan, loops.centred, side, scores, extra)
         return Tiling(loops.blocks, loops.centred.loops, *parts, about_means())
     pools = len(plan.moment_shapes) > 1
     form = loops.features
     sums = _FeatureSums(form.PooledMoments if pools else form.FeatureMoments, plan.moment_shapes)
-    parts = _feature_parts(plan, form, scores, beside)
+    parts = _feature_parts(plan, form, scores, extra)
     return Tiling(loops.blocks, form.pooled_loops if pools else form.loops, *parts, sums)

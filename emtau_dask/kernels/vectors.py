@@ -1,7 +1,7 @@
 """Steps of products in vectors of the machine's width, written in LLVM's own representation.
 
-Compiled code calls them as functions of matrices in C order and of numbers, which say where they begin and
-how far they go. They check nothing. A step keeps its sums in registers, as `kernels.products` says.
+Compiled code calls them as functions of matrices in C order and of numbers: where they begin, and their
+extent. They check nothing. A step keeps its sums in registers, as `kernels.products` says.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 ROWS, COLUMNS = 4, 3
-"""Of the sums that are in registers: these 12 vectors and 4 others are as many as most machines have. Each
-number of rows up to 4 has a function of its own. So has each of vectors up to 3 where a product is added to
-what there was; elsewhere groups of vectors overlap."""
+"""Rows and vectors of the sums in registers: these 12 vectors and 4 others are as many as most machines have.
+Each number of rows up to 4 has a function of its own. So has each number of vectors up to 3, if a product is
+added to earlier sums; otherwise groups of vectors overlap."""
 WIDTHS = (("+avx512f", 64), ("+avx", 32))
 SIDE = 4
 """Rows and features that are transposed at a time."""
@@ -39,12 +39,13 @@ VECTOR_BYTES = _vector_bytes()
 def _in_full_vectors(_: Any) -> Any:
     """Let LLVM use vectors of the machine's width throughout the calling function.
 
-    It takes half of it by itself on machines whose clock wide vectors slow down, as products do anyway.
+    Otherwise it uses half of it on machines whose clock wide vectors slow down. Products use all of it.
     """
 
     def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        told = f'"prefer-vector-width"="{8 * VECTOR_BYTES}"'
-        set.add(builder.function.attributes, told)  # llvmlite's own method knows no attribute with a value.
+        attribute = f'"prefer-vector-width"="{8 * VECTOR_BYTES}"'
+        # llvmlite's own method knows no attribute with a value.
+        set.add(builder.function.attributes, attribute)
         return context.get_dummy_value()
 
     return types.void(), built
@@ -54,7 +55,7 @@ in_full_vectors = intrinsic(_in_full_vectors)
 
 
 class _Matrix:
-    """A matrix in C order, as code that is being built sees it."""
+    """A matrix in C order, in code that is being built."""
 
     def __init__(self, context: Any, builder: Any, kind: Any, value: Any, lanes: int | None) -> None:
         array = context.make_array(kind)(context, builder, value)
@@ -66,7 +67,7 @@ class _Matrix:
         self._builder, self._data = builder, array.data
 
     def place(self, row: Any, column: Any, rows_on: int = 0, vectors_on: int = 0) -> Any:
-        """Return the place of a number, so many rows and vectors on."""
+        """Return the place of a number, moved by rows and vectors."""
         builder = self._builder
         begin = builder.mul(builder.add(row, INDEX(rows_on)), self.width)
         column = builder.add(column, INDEX(vectors_on * self.lanes))
@@ -83,7 +84,7 @@ class _Matrix:
         self._builder.store(vector, begin, align=self.itemsize)
 
     def repeated(self, place: Any) -> Any:
-        """Return a vector of nothing but the number at a place."""
+        """Return a vector that repeats the number at a place."""
         builder, undefined = self._builder, ir.Constant(self.vector, ir.Undefined)
         number = builder.load(place, typ=self.element)
         vector = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
@@ -96,7 +97,7 @@ class _Matrix:
         return self._builder.shuffle_vector(a, b, mask)
 
     def call(self, name: str, result: Any, *arguments: Any, **options: Any) -> Any:
-        """Return what LLVM's function of this name for such vectors returns."""
+        """Return the result of LLVM's function of this name for such vectors."""
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         whole = f"llvm.{name}.v{self.lanes}f{8 * self.itemsize}"
         function = cgutils.get_or_insert_function(self._builder.module, kind, whole)
@@ -129,7 +130,7 @@ class _Sums:
 
 
 def _signature(matrices: Sequence[Any], write: Callable[..., None], lanes: int | None) -> tuple[Any, Any]:
-    """Return the type of a function of ``matrices`` and four numbers, and what builds it.
+    """Return the type of a function of ``matrices`` and four numbers, and its builder.
 
     ``write(builder, *matrices, *numbers)`` writes its code, for vectors of ``lanes`` or the machine's width.
     The last matrix is its result.
@@ -158,7 +159,7 @@ def _vectorised(write: Callable[..., None], lanes: int | None = None) -> Any:
 
 
 def _vectorised_about(write: Callable[..., None]) -> Any:
-    """Return the same of four matrices, of which the third has a point that is subtracted from the second."""
+    """Return the same for four matrices; the third has a point that is subtracted from the second."""
 
     def declared(_: Any, w: Any, x: Any, point: Any, out: Any, k: Any, f: Any, i: Any, depth: Any) -> Any:
         return _signature((w, x, point, out), write, None)
@@ -247,7 +248,7 @@ def _multiply_some_transposed(rows: int, columns: int) -> Any:
 
 
 def _store_totals(builder: Any, sums: _Sums, out: _Matrix, row: Any, column: Any) -> None:
-    """Write what each vector of the sums adds up to into ``out[row:, column:]``."""
+    """Write the total of each vector of the sums into ``out[row:, column:]``."""
     nothing = ir.Constant(out.element, 0.0)
     for (i, j), vector in sums.vectors().items():
         total = out.call("vector.reduce.fadd", out.element, nothing, vector, fastmath=("reassoc",))
@@ -261,7 +262,7 @@ def _means(builder: Any, m: _Matrix, first: Any, count: int) -> list[Any]:
 
 
 def _less(builder: Any, x: _Matrix, first: Any, t: Any, means: list[Any]) -> list[Any]:
-    """Return the vectors at column t of so many rows of x from the first on, less their means."""
+    """Return the vectors at column t of the rows of x from ``first`` on, less their means."""
     return [builder.fsub(x.load(x.place(first, t, j)), mean) for j, mean in enumerate(means)]
 
 

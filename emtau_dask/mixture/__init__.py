@@ -1,1 +1,1 @@
-"""Gaussian mixtures on blocks of rows: knows NumPy and SciPy, nothing of files or dask."""
+"""Gaussian mixtures on blocks of rows: NumPy and SciPy, no files, no dask."""

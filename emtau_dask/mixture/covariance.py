@@ -1,6 +1,6 @@
-"""The port of covariance types: the operations in which types differ, as a record.
+"""The port of covariance types: a record of the operations in which types differ.
 
-All else in the package is written once, against `CovarianceStructure`. The log-density of a Gaussian is
+All other code in the package is written once, against `CovarianceStructure`. The log-density of a Gaussian is
 linear in the squares that a type needs (`squares`), the coordinates, and the constant 1.
 
 Shapes: K components, d features, n rows of a block, F features of a row in `mixture.features`.
@@ -28,7 +28,7 @@ from scipy.linalg import solve_triangular
 from emtau_dask.mixture.linalg import Floats, Ints
 
 Moments = tuple[Floats, ...]
-"""``Σ_n r_kn φ_n``, (K, F), and further sums over rows that a covariance type needs."""
+"""``Σ_n r_kn φ_n``, (K, F), and other sums over rows that a covariance type needs."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The covariances of some features, given, and of the rest once these are known.
+    """The covariances of some given features, and those of the rest under the condition of these.
 
     Bishop 2006, "Pattern Recognition and Machine Learning", eq. 2.81 and 2.82: the mean of the rest moves by
     ``B (x − μ)`` of the given features, its covariance does not depend on ``x``.
@@ -126,9 +126,9 @@ class Split:
     given_covariances, given_factors : ndarray
         Of the given features alone, in the shapes of the covariance type.
     coefficients : ndarray of shape (K or 1, r, g), or None
-        B, of r features of the rest on g given ones; None where they do not depend on each other.
+        B, of r features of the rest on g given ones; None if they are independent.
     rest_covariances, rest_factors : ndarray
-        Of the rest, where the given features are known.
+        Of the rest under the condition of the given features.
     """
 
     given_covariances: Floats
@@ -144,18 +144,18 @@ def identity_alone(weights: Floats, covariances: Floats, factors: Floats) -> Ite
 
 
 def unchanged(array: Floats, n_components: int) -> Floats:
-    """Return ``array`` itself, where scikit-learn has the covariance type."""
+    """Return ``array`` itself, for types that scikit-learn has."""
     return array
 
 
 @dataclass(frozen=True, kw_only=True)
 class CovarianceStructure:
-    """What one covariance type does differently; beside each field, what it takes and returns.
+    """The operations of one covariance type; comments say what each field takes and returns.
 
     ``covariances``, ``scatter`` and ``factors`` (the precision factors) have the shape that ``shape`` says.
     """
 
-    # scikit-learn's name of the covariance type, where it has the type.
+    # scikit-learn's name of the covariance type, if it has the type.
     name: str
     # Whether all components have one covariance, whose scatter is summed over them.
     shared: bool
@@ -170,20 +170,20 @@ class CovarianceStructure:
     covariances: Callable[[Floats, Floats, int, float], Floats]
     # (covariances, means, weights) -> factors; raises `SingularComponentError`.
     factor: Callable[[Floats, Floats, Floats], Floats]
-    # (scatter, weights, means, reg_covar, threads) -> the same covariances and factors, by so many threads;
-    # None where they take too little time for that.
+    # (scatter, weights, means, reg_covar, threads) -> the same covariances and factors, by several threads;
+    # None if they take too little time for that.
     by_threads: Callable[[Floats, Floats, Floats, float, int], tuple[Floats, Floats]] | None = None
     # (factors, K, d) -> ln |P_k|, half the log-determinant of the precision, (K,).
     log_det: Callable[[Floats, int, int], Floats]
     # (factors) -> precisions.
     precisions: Callable[[Floats], Floats]
-    # (precisions) -> covariances and factors; raises `InvalidDataError` where precisions are not positive
+    # (precisions) -> covariances and factors; raises `InvalidDataError` if precisions are not positive
     # definite.
     from_precisions: Callable[[Floats], tuple[Floats, Floats]]
     # (covariances, K, d) -> the variance of each component in each feature, (K, d).
     variances: Callable[[Floats, int, int], Floats]
-    # (covariances, factors, features (g,), the rest of the features (r,)) -> what is known of the rest where
-    # the features are given.
+    # (covariances, factors, features (g,), the rest of the features (r,)) -> the split of the rest under the
+    # condition of the features.
     split: Callable[[Floats, Floats, Ints, Ints], Split]
     # (covariances) -> the condition numbers of the correlation matrices, (K,) or (1,).
     conditions: Callable[[Floats], Floats]
@@ -197,16 +197,16 @@ class CovarianceStructure:
     # deviations, in place.
     whiten: Callable[[Floats, Floats, int], object]
     # (scatter, k, tiles of roots (n, d)): write ``Σ_n roots_n roots_nᵀ`` to component k's part of
-    # ``scatter``, or add it where components share that. ``roots`` are rows about a centre, each times
+    # ``scatter``, or add it if components share that. ``roots`` are rows about a centre, each times
     # √weight; there is at least one tile, valid until the next is asked for.
     sum_scatter: Callable[[Floats, int, Iterator[Floats]], object]
     # (scatter, weights (m, K), vectors (m, K, d)): add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` in place.
     add_outer: Callable[[Floats, Floats, Floats], None]
     # (scatter, factors) -> ``Σ_k tr(Σ_k⁻¹ S_k)``.
     distances: Callable[[Floats, Floats], float]
-    # (second moments about the means, weights (K,), factors, d) -> what the moments exceed those expected of
-    # the weights by, in units of the standard deviations of one row of weight 1; (K, m), or (1, m) where
-    # components share a covariance. The sum of squares is the Fisher information's.
+    # (second moments about the means, weights (K,), factors, d) -> by how much the moments exceed those
+    # expected for the weights, in units of the standard deviations of one row of weight 1; (K, m), or (1, m)
+    # if components share a covariance. The sum of squares is the Fisher information's.
     standardised: Callable[[Floats, Floats, Floats, int], Floats]
     # Which squares of coordinates are features.
     squares: Squares
@@ -216,7 +216,7 @@ class CovarianceStructure:
     # (log_scales (K,), means (K, d) in the frame, factors, frame) -> W (K, F), such that ``W φ`` are the
     # weighted log-densities.
     coefficients: Callable[[Floats, Floats, Floats, Frame], Floats]
-    # (K, F) -> the shapes of the moments: of the sums of the first features, (K, F'), and, where components
+    # (K, F) -> the shapes of the moments: of the sums of the first features, (K, F'), and, if components
     # share a matrix, of the products of coordinates, summed over all of them, (d, d).
     moment_shapes: Callable[[int, int], tuple[tuple[int, int], ...]] = lambda K, F: ((K, F),)
     # (moments, weights (K,), means (K, d) in the frame, frame) -> the scatter of the rows that the moments

@@ -37,17 +37,17 @@ from emtau_dask.mixture.linalg import (
 from emtau_dask.mixture.variance_types import DIAG, SPHERICAL, TIED_DIAG, TIED_SPHERICAL, squared_lengths
 
 LEAST_BY_TRIANGLES = 64
-"""Features from which on a product by a triangle is faster than one by a matrix."""
+"""Minimum features for which a product by a triangle is faster than one by a matrix."""
 TILE = 2**16
-"""Elements of a matrix that are worked on at a time."""
+"""Maximum elements of a matrix that are processed at a time."""
 
 
 def add_outer_products(scatter: Floats, weights: Floats, vectors: Floats) -> None:
     """Add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` to each of ``scatter`` (K, d, d), in place.
 
-    Weights are (m, K), vectors (m, K, d). The work goes by tiles that stay in the cache, because forming
+    Weights are (m, K), vectors (m, K, d). Tiles stay in the cache, because forming
     products as large as ``scatter`` costs far more than adding them. Products below the rounding of the
-    scatter are left out; corrections of means nearly always are.
+    scatter are left out, as corrections of means nearly always are.
     """
     _, K, d = vectors.shape
     together, rows = max(1, TILE // d**2), max(1, TILE // d)
@@ -82,7 +82,7 @@ def squared_factors(factors: Floats) -> Floats:
 
 
 def checked_factor(precision: Floats, name: str) -> Floats:
-    """Return the factor of one matrix of ``precisions_init``; raises `InvalidDataError` where it has none."""
+    """Return the factor of one matrix of ``precisions_init``; raises `InvalidDataError` if it has none."""
     tolerance = 1e-8 * float(np.abs(precision).max())
     symmetric = np.allclose(precision, precision.T, rtol=0.0, atol=tolerance)
     positive = symmetric and bool((np.diagonal(precision) > 0).all())
@@ -190,7 +190,7 @@ def _sum_full_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
 
 
 def _transforms(weights: Floats, covariances: Floats, factors: Floats) -> Iterator[Floats | None]:
-    """Yield the identity, then what whitens the pooled covariance ``Σ π_k Σ_k``, common to components."""
+    """Yield the identity, then the transform that whitens the pooled covariance ``Σ π_k Σ_k``."""
     yield None
     pooled = np.tensordot(weights, covariances, axes=1)
     nothing, one = np.zeros((1, len(pooled))), np.ones(1)

@@ -1,10 +1,10 @@
-"""How far components reach: which of them may count for a row that lies near one of them.
+"""Cut-offs: which components may count for a row that is near one of them.
 
-A component counts for no row for which its responsibility is at most 2⁻⁶⁴ of its weight. All such rows
-together add less than 2⁻⁶⁴ to what it has, and less than 2⁻⁵⁶ to its covariance, beside it.
+A component does not count for a row if its responsibility is at most 2⁻⁶⁴ of its weight. All such rows
+together add less than 2⁻⁶⁴ to its weight, relative to it, and less than 2⁻⁵⁶ to its covariance.
 
-A row at distance r from component a, in a's standard deviations, is at least ``v - c r`` of k's from k, with
-v the distance of a's mean from k, and c the standard deviation of a in the direction h of that distance. For
+Consider a row at distance r from component a, in a's standard deviations. Its distance from k, in k's, is at
+least ``v - c r``: v is the distance of a's mean from k, c the standard deviation of a in its direction h. For
 ``|P_kᵀ (x - μ_k)| >= h (x - μ_k) = v + h (x - μ_a)``, by Cauchy and Schwarz's inequality, twice.
 """
 
@@ -20,22 +20,22 @@ from emtau_dask.mixture.linalg import AnyArray, Floats, Ints, invert_upper
 from emtau_dask.mixture.parameters import MixtureParameters
 
 UNSEEN = 2.0**-64
-"""Responsibility that counts as none, relative to the component's weight."""
+"""Maximum responsibility that counts as none, relative to the component's weight."""
 ROUNDING = 2.0**-19
-"""Taken off bounds of squared distances, relative to them: more than rounding, to float32 too, adds."""
+"""Relative reduction of bounds of squared distances: more than rounding adds, to float32 too."""
 LEAST_NUMBERS, LEAST_FEATURES, LEAST_CHUNK_ROWS = 256, 8, 32
-"""Fewest numbers of all means, K d, and fewest features for which components may be left out, and fewest rows
-of a chunk for each component."""
+"""Minimum numbers of all means (K d), minimum features, and minimum rows of a chunk for each component, for
+which components may be left out."""
 MOST_REACHED, OF_A_FEATURE = 0.65, 1 / 40
-"""Largest share of components that may count for a row, on average, for which that is done: in all, and for
-each feature. To find out which do costs the more beside scoring them, the fewer features there are."""
+"""Maximum mean share of components that may count for a row: in all, and for each feature. The fewer features
+there are, the more it costs to find these components, compared with scoring all."""
 BEYOND, ALONG = 1.0, 2.0
-"""More than the root of the mean squared distance from a component at which rows of it are taken to be, and
-how far along a direction, in its standard deviations."""
+"""Where `_share_within` assumes a row of a component to be: its distance less √d, and its coordinate along
+a direction, both in standard deviations."""
 PROBED = 32
-"""Components at which it is taken."""
+"""Maximum components for which `_share_within` assumes a row."""
 AT_ONCE = 2**19
-"""Numbers of a temporary array, about."""
+"""Approximate numbers of a temporary array."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +46,12 @@ class Reach:
     ----------
     centre : ndarray of shape (d,)
     discriminants : ndarray of float32, shape (K, d + 1)
-        Coefficients of a row less the centre, and of 1: the largest sum is mostly that of the component of
-        the row.
+        Coefficients of a row less the centre, and of 1: mostly the row's component has the largest sum.
     distances : ndarray of float32, shape (K, K)
         Component k does not count for a row whose squared distance from component a, in a's standard
-        deviations, is at most ``[a, k]``. That is negative where k always may count.
+        deviations, is at most ``[a, k]``. Negative if k may always count.
     margins : ndarray of float64, shape (K,)
-        So many nats below the largest score of a row, a component does not count for it.
+        A component does not count for a row if its score is this much below the row's largest, nats.
     """
 
     centre: Floats
@@ -62,32 +61,32 @@ class Reach:
 
 
 def reach_of(parameters: MixtureParameters, centre: Floats) -> Reach:
-    """Return how far the components of a mixture reach, which have factors of their own."""
+    """Return the cut-offs of a mixture whose components have factors of their own."""
     everything = np.arange(parameters.n_components)
-    return _reach(parameters, centre, _apart(parameters, everything))
+    return _cutoffs(parameters, centre, _separation(parameters, everything))
 
 
 def reach_where_few(parameters: MixtureParameters, centre: Floats) -> Reach | None:
-    """Return how far they reach, None where too many may count for a row, by the distances from some."""
+    """Return the cut-offs; None if too many components may count for a row, as probed at some of them."""
     K, d = parameters.means.shape
     probed = np.unique(np.linspace(0, K - 1, PROBED).astype(np.intp))
-    apart = _apart(parameters, probed)
-    if _share_reached(parameters, probed, apart) > min(MOST_REACHED, OF_A_FEATURE * d):
+    separation = _separation(parameters, probed)
+    if _share_within(parameters, probed, separation) > min(MOST_REACHED, OF_A_FEATURE * d):
         return None
-    return _reach(parameters, centre, apart) if len(probed) == K else reach_of(parameters, centre)
+    return _cutoffs(parameters, centre, separation) if len(probed) == K else reach_of(parameters, centre)
 
 
-def _reach(parameters: MixtureParameters, centre: Floats, apart: _Apart) -> Reach:
+def _cutoffs(parameters: MixtureParameters, centre: Floats, separation: _Separation) -> Reach:
     pooled = np.tensordot(parameters.weights, parameters.covariances, axes=1)
     means = parameters.means - centre
     linear = np.linalg.solve(pooled, means.T).T
     constant = np.log(parameters.weights) - 0.5 * (linear * means).sum(axis=1)
     discriminants = np.ascontiguousarray(np.column_stack([linear, constant]), np.float32)
-    return Reach(centre, discriminants, _distances(apart), _margins(parameters))
+    return Reach(centre, discriminants, _distances(separation), _margins(parameters))
 
 
 def may_leave_out(n_components: int, n_features: int, chunk_rows: float) -> bool:
-    """Return whether leaving out components may pay: a fixed function of shapes."""
+    """Return whether leaving out components may save time: a fixed function of shapes."""
     enough = chunk_rows >= LEAST_CHUNK_ROWS * n_components
     return enough and n_components * n_features >= LEAST_NUMBERS and n_features >= LEAST_FEATURES
 
@@ -96,16 +95,16 @@ def _margins(parameters: MixtureParameters) -> Floats:
     return -math.log(UNSEEN) - np.log(parameters.weights)
 
 
-class _Apart(NamedTuple):
-    """How far components k are from some components a, (A, K) each."""
+class _Separation(NamedTuple):
+    """Distances of components k from some components a, (A, K) each."""
 
     distance: Floats  # v, of a's mean from k, in k's standard deviations
     spread: Floats  # c, a's standard deviation along it, in k's
     below: Floats  # s, twice the nats by which k may lie below a
 
 
-def _apart(parameters: MixtureParameters, some: Ints) -> _Apart:
-    """Return how far all components are from ``some``."""
+def _separation(parameters: MixtureParameters, some: Ints) -> _Separation:
+    """Return the distances of all components from ``some``."""
     K, d = parameters.means.shape
     scales, margins, means = parameters.log_scales, _margins(parameters), parameters.means
     factors = np.ascontiguousarray(parameters.precisions_cholesky)
@@ -122,24 +121,24 @@ def _apart(parameters: MixtureParameters, some: Ints) -> _Apart:
         spread[part] = np.sqrt(np.einsum("aki,aki->ak", along, along))
     spread /= np.where(distance > 0, distance, 1.0)
     below = 2.0 * np.maximum(0.0, margins + scales - scales[some, np.newaxis])
-    return _Apart(distance, spread, below)
+    return _Separation(distance, spread, below)
 
 
-def _distances(apart: _Apart) -> AnyArray:
+def _distances(separation: _Separation) -> AnyArray:
     """Return rows of the distances of `Reach`: they solve ``(v - c r)² = r² + s`` for r."""
-    distance, spread, below = apart
+    distance, spread, below = separation
     left = distance**2 - below
     root = np.sqrt(np.maximum(0.0, left + below * spread**2))
     reached = (left / np.where(left > 0, distance * spread + root, 1.0)) ** 2
     return np.where(left > 0, (1.0 - ROUNDING) * reached, -1.0).astype(np.float32)
 
 
-def _share_reached(parameters: MixtureParameters, some: Ints, apart: _Apart) -> float:
-    """Return which share of the components may count for a row of some component, about.
+def _share_within(parameters: MixtureParameters, some: Ints, separation: _Separation) -> float:
+    """Return the approximate share of the components that may count for a row of some component.
 
-    Those of which the plane through its row, across the direction of their distance, is not far enough.
+    A component may count if the plane through the row, across the direction of its distance, is near enough.
     """
     farthest = math.sqrt(parameters.n_features) + BEYOND
-    counts = apart.distance - ALONG * apart.spread < np.sqrt(farthest**2 + apart.below)
+    counts = separation.distance - ALONG * separation.spread < np.sqrt(farthest**2 + separation.below)
     weights = parameters.weights[some]
     return float(weights @ counts.mean(axis=1) / weights.sum())

@@ -2,12 +2,12 @@
 
 The log-density of a Gaussian is linear in a few features of a row, such as ``[1, y, y_i y_j (i ≤ j)]``. The
 E-step of a block is therefore one product ``W φ`` of K coefficient rows with the block's features, and its
-statistics are another, ``R φᵀ``, with the responsibilities. The symmetry of ``y yᵀ`` is used in both. Which
-features a covariance type needs is in its record.
+statistics are another, ``R φᵀ``, with the responsibilities. Both use the symmetry of ``y yᵀ``. The record of
+a covariance type says which features it needs.
 
 The price is cancellation: a squared distance is a difference of terms as large as the squared distance from
 the origin of the coordinates. Coordinates are therefore those of a `Frame`, and `conditions` says how many
-digits a component loses there. Where one loses too many, the centred form is used.
+digits a component loses there. If one loses too many, the centred form is used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def coefficients(parameters: MixtureParameters, frame: Frame) -> Floats:
 def statistics_of_moments(
     structure: CovarianceStructure, frame: Frame, moments: Moments
 ) -> SufficientStatistics:
-    """Return the statistics of the rows that ``moments`` in the frame are sums over."""
+    """Return the statistics of the rows whose ``moments`` in the frame are given."""
     sums = moments[0]
     weights = sums[:, 0].copy()
     means = quotients(sums[:, 1 : 1 + len(frame.centre)], weights[:, np.newaxis])

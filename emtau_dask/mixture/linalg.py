@@ -1,12 +1,11 @@
 """Array aliases, products of triangles, Cholesky factors; the only caller of BLAS and LAPACK.
 
-NumPy multiplies by a triangle as by any matrix, which is twice the arithmetic, and copies what it factorises.
-`scipy.linalg` has the routines, but no other thread of Python runs while one computes. What it offers to
-Cython are the routines themselves, and ctypes lets go of the interpreter's lock while it calls one.
+NumPy multiplies by a triangle as by any matrix, which is twice the arithmetic, and copies a matrix to
+factorise it. `scipy.linalg` has the routines, but holds the interpreter's lock while one computes. Its
+modules for Cython have the addresses of the routines, and ctypes releases the lock while it calls one.
 
-All matrices are float64. To a routine, a matrix whose rows lie one after the other is its transpose, whose
-columns do; so the upper triangles here, of which rows lie so, are lower ones there. Rows of data may also
-lie feature after feature.
+All matrices are float64. A routine takes a matrix in C order for its transpose in Fortran order, so the upper
+triangles here are lower ones there. Rows of data may also be in Fortran order.
 
 A covariance that was computed from rounded data is hardly ever *exactly* singular, so the success of a
 Cholesky factorisation says little. Two limits decide here, both independent of units:
@@ -37,9 +36,9 @@ Bools = NDArray[np.bool_]
 AnyArray = NDArray[Any]
 EPS = float(np.finfo(np.float64).eps)
 SIDE = 128
-"""Rows of the strips in which large matrices are worked on."""
+"""Rows of the strips in which large matrices are processed."""
 FEW_FEATURES = 16
-"""Up to so many features less one, loops over rows are faster than loops over the features of a row."""
+"""Minimum features for which loops over the features of a row are faster than loops over rows."""
 Routine = Callable[..., None]
 LOWER, LEFT, RIGHT, PLAIN, TRANSPOSED, ANY_DIAGONAL = b"L", b"L", b"R", b"N", b"T", b"N"
 FILL_VALUES = 1e15
@@ -51,7 +50,7 @@ NO_NUMBERS = (
 SPACING_FACTOR = 8.0
 PIVOT_FACTOR = 64.0
 INVERTED_AT_ONCE = 64
-"""Most features for which LAPACK inverts a factor in one call; products of halves are faster beyond."""
+"""Maximum features for which LAPACK inverts a factor in one call; beyond, products of halves are faster."""
 
 
 def squared_length(array: AnyArray) -> float:
@@ -69,15 +68,15 @@ def read_only_copy(array: AnyArray | list[float]) -> Floats:
 
 
 def read_only(array: Floats) -> Floats:
-    """Return ``array`` itself, read-only from now on; nothing else may refer to it."""
+    """Return ``array`` itself, made read-only; nothing else may refer to it."""
     array.setflags(write=False)
     return array
 
 
 def symmetrised(matrices: Floats) -> Floats:
-    """Return ``matrices`` (..., d, d) themselves, what is below the diagonal now equal to what is above.
+    """Copy the upper triangles of ``matrices`` (..., d, d) to the lower ones, in place, and return them.
 
-    It goes by strips, since reading the columns of a large matrix is slow.
+    Strips are used, since reading the columns of a large matrix is slow.
     """
     for begin in range(0, matrices.shape[-1], SIDE):
         end = begin + SIDE
@@ -106,7 +105,7 @@ def _routines() -> _Routines:
 
 
 def _routine(module: Any, name: str, n_arguments: int) -> Routine:
-    """Return a routine of a module of Cython's, all of whose arguments are pointers."""
+    """Return a routine of a Cython module, all of whose arguments are pointers."""
     capsule, api = module.__pyx_capi__[name], ctypes.pythonapi
     signature_of = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", api))
     address_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -117,7 +116,7 @@ def _routine(module: Any, name: str, n_arguments: int) -> Routine:
 
 
 def _whole(number: int) -> Any:
-    """Return a pointer to an integer that may be read as one of 32 bits or of 64."""
+    """Return a pointer to an integer that can be read as 32 bits or as 64."""
     return ctypes.byref(ctypes.c_int64(number))
 
 
@@ -126,9 +125,9 @@ def _real(number: float) -> Any:
 
 
 def _stored(matrix: Floats) -> tuple[int, Any]:
-    """Return pointers to the numbers of a matrix (m, n), and to how far its rows lie apart.
+    """Return pointers to the numbers of a matrix (m, n) in C order, and to the stride of its rows.
 
-    What lies feature after feature is to be given transposed.
+    Give a matrix in Fortran order transposed.
     """
     assert matrix.dtype == np.float64
     assert matrix.strides[1] == matrix.itemsize or matrix.shape[1] < 2
@@ -136,7 +135,7 @@ def _stored(matrix: Floats) -> tuple[int, Any]:
 
 
 def _changed(matrix: Floats) -> tuple[int, Any]:
-    """Return what `_stored` does of a matrix that a routine writes to."""
+    """Return `_stored` of a matrix that a routine writes to."""
     assert matrix.flags.writeable
     return _stored(matrix)
 
@@ -165,7 +164,7 @@ def upper_times(upper: Floats, columns: Floats, scale: float = 1.0) -> None:
 def add_squares(rows: Floats, upper: Floats, kept: float = 1.0) -> None:
     """Turn the upper triangle of a matrix (d, d) into ``kept * matrix + rowsᵀ rows``, of rows (n, d).
 
-    Where nothing is kept, what the matrix holds is not read.
+    With ``kept=0`` the old values of the matrix are not read.
     """
     n, d = map(_whole, rows.shape)
     how, stored = (TRANSPOSED, _stored(rows.T)) if _by_features(rows) else (PLAIN, _stored(rows))
@@ -173,9 +172,9 @@ def add_squares(rows: Floats, upper: Floats, kept: float = 1.0) -> None:
 
 
 def _changed_stack(matrices: Floats) -> tuple[list[int], Any]:
-    """Return where each of matrices (K, m, n) is stored, and a pointer to how far their rows lie apart."""
-    first, apart = _changed(matrices[0])
-    return [first + k * matrices.strides[0] for k in range(len(matrices))], apart
+    """Return the address of each of matrices (K, m, n), and a pointer to the stride of their rows."""
+    first, stride = _changed(matrices[0])
+    return [first + k * matrices.strides[0] for k in range(len(matrices))], stride
 
 
 def factorise(matrices: Floats) -> Ints:
@@ -184,15 +183,15 @@ def factorise(matrices: Floats) -> Ints:
     Returns
     -------
     ndarray of int, shape (K,)
-        The number of the first pivot that is not positive, counted from 1; 0 where all are. What is right
-        of it and below it is of no use then.
+        The number of the first pivot that is not positive, counted from 1; 0 if all are. Entries right
+        of it and below it are undefined then.
     """
     routine, size = _routines().dpotrf, _whole(matrices.shape[1])
-    places, apart = _changed_stack(matrices)
+    places, stride = _changed_stack(matrices)
     failed = np.zeros((len(matrices), 2), dtype=np.int32)
     begin = failed.ctypes.data
     for k, place in enumerate(places):
-        routine(LOWER, size, place, apart, begin + k * failed.strides[0])
+        routine(LOWER, size, place, stride, begin + k * failed.strides[0])
     first: Ints = failed.sum(axis=1, dtype=np.intp)
     return first
 
@@ -200,9 +199,9 @@ def factorise(matrices: Floats) -> Ints:
 def invert_small(uppers: Floats) -> None:
     """Invert upper triangles (K, d, d) in place, whose diagonals have no zero."""
     routine, size, ignored = _routines().dtrtri, _whole(uppers.shape[1]), _whole(0)
-    places, apart = _changed_stack(uppers)
+    places, stride = _changed_stack(uppers)
     for place in places:
-        routine(LOWER, ANY_DIAGONAL, size, place, apart, ignored)
+        routine(LOWER, ANY_DIAGONAL, size, place, stride, ignored)
 
 
 def check_variances(variances: Floats, means: Floats, weights: Floats, first: int = 0) -> None:
@@ -241,8 +240,8 @@ def cholesky_factors(
 ) -> None:
     """Write the upper-triangular U with ``Uᵀ U = covariance`` into ``out`` (K, d, d).
 
-    The other arguments are those of `check_variances`. `SingularComponentError` is raised where a covariance
-    is singular to working precision.
+    The other arguments are those of `check_variances`. Raises `SingularComponentError` if a covariance is
+    singular to working precision.
     """
     _copy_upper(covariances, out)
     factorise_upper(out, means, weights, first)
@@ -307,7 +306,7 @@ def upper_inverse(upper: Floats) -> Floats:
 
 
 def factor_of_precision(precision: Floats) -> Floats | None:
-    """Return the upper-triangular P with ``P Pᵀ = precision``, or None where there is none.
+    """Return the upper-triangular P with ``P Pᵀ = precision``, or None if there is none.
 
     Cholesky of the row- and column-reversed matrix, reversed back: a lower
     factor of the reversed matrix is an upper factor of the matrix itself.

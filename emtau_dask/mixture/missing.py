@@ -1,4 +1,4 @@
-"""The mixture of some features and of the rest given these; rows with missing values under it.
+"""The mixtures of some features, and of the rest given these; scores of rows with missing values.
 
 Bishop 2006, "Pattern Recognition and Machine Learning": section 2.3.1 for a component, and eq. 2.81 and 2.82
 for its conditional mean and covariance. The weights of the conditional mixture are the responsibilities under
@@ -27,9 +27,9 @@ from emtau_dask.mixture.plan import MAX_BLOCK_ROWS, KernelPlan, even_length, pla
 from emtau_dask.mixture.statistics import PairwiseMerger, RowSums, SufficientStatistics, merge, merge_sums
 
 PATTERNS_BYTES, LEAST_PATTERNS = 2**25, 8
-"""What is kept of patterns that were met, for rows that have them too."""
+"""Maximum bytes and minimum number of cached patterns."""
 LONGER = 4
-"""By how much the blocks of incomplete rows are longer, so that more of their rows lack the same features."""
+"""Factor by which blocks of incomplete rows are longer, so that more of their rows lack the same features."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Conditioning:
         )
 
     def component_means(self, rows: Floats, k: int) -> Floats:
-        """Return component k's means of the rest where the given features are ``rows`` (n, g); (n, r)."""
+        """Return component k's means of the rest, given the features ``rows`` (n, g); (n, r)."""
         means, coefficients = self.parameters.means[k], self._split.coefficients
         if coefficients is None:
             return np.broadcast_to(means[self.rest], (len(rows), len(self.rest)))
@@ -79,7 +79,7 @@ class Conditioning:
         return shifted
 
     def means(self, rows: Floats, responsibilities: Floats) -> Floats:
-        """Return the expected values of the rest where the given features are ``rows`` (n, g), (n, r).
+        """Return the expected values of the rest, given the features ``rows`` (n, g); (n, r).
 
         Responsibilities (K, n) are those of the rows under `marginal`.
         """
@@ -99,12 +99,12 @@ class Conditioning:
         return vectors
 
     def statistics(self, rows: Floats, responsibilities: Floats) -> SufficientStatistics:
-        """Return the expected statistics of all features where the given ones, ``rows`` (n, g), are known.
+        """Return the expected statistics of all features, given ``rows`` (n, g) of some.
 
-        Responsibilities (K, n) may be times weights of rows. With x̂ the rows completed by `component_means`,
-        the scatter of component k is that of x̂ and ``Σ_n r_kn C_k``, C the covariance of the rest where the
-        given features are known (Ghahramani and Jordan 1994, "Supervised learning from incomplete data via an
-        EM approach", section 3).
+        Responsibilities (K, n) may include weights of rows. With x̂ the rows completed by `component_means`,
+        the scatter of component k is that of x̂ plus ``Σ_n r_kn C_k``, where C is the covariance of the rest,
+        given these features (Ghahramani and Jordan 1994, "Supervised learning from incomplete data via an EM
+        approach", section 3).
         """
         structure, n = self.parameters.structure, len(rows)
         K, d = self.parameters.means.shape
@@ -124,7 +124,7 @@ class Conditioning:
         return SufficientStatistics(read_only(weights), read_only(means), read_only(scatter))
 
     def at(self, row: Floats, responsibilities: Floats) -> MixtureParameters:
-        """Return the mixture of the rest where the given features are ``row`` (g,).
+        """Return the mixture of the rest, given the features ``row`` (g,).
 
         Its weights are the responsibilities (K,) of the row under `marginal`; one that is 0 in float64
         becomes the smallest normal number, since weights are above 0.
@@ -149,15 +149,15 @@ class Observed(NamedTuple):
     places : ndarray of shape (n,), or slice
         In the block.
     conditioning : Conditioning or None
-        Its given features are those that the rows have; None where they have all.
+        Its given features are those that the rows have; None if they have all.
     rows : ndarray of shape (n, g)
         Of these features.
     responsibilities : ndarray of shape (K, n)
         Valid until the next rows are scored.
     log_likelihoods : ndarray of shape (n,)
-        Of what the rows have, nats; 0 for rows that have nothing.
+        Of the values that the rows have, nats; 0 for rows without any.
     known_labels : ndarray of intp, shape (n,), or None
-        Where they were found beside the responsibilities.
+        If they were found with the responsibilities.
     """
 
     places: Ints | slice
@@ -176,12 +176,12 @@ class Observed(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The sum of the log-likelihoods, nats; not finite where one of them is not."""
+        """The sum of the log-likelihoods, nats; not finite if one of them is not."""
         return float(np.add.reduce(self.log_likelihoods))
 
 
 class Patterns:
-    """How rows are conditioned and scored, by what they lack; what was met is kept, for all threads."""
+    """How rows are conditioned and scored, by the features that they lack; a cache for all threads."""
 
     def __init__(self, parameters: MixtureParameters) -> None:
         self._parameters = parameters
@@ -190,11 +190,11 @@ class Patterns:
         self._met: dict[bytes, tuple[Conditioning, KernelPlan | None]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without what was met."""
+        """Pickle without the cache."""
         return Patterns, (self._parameters,)
 
     def of(self, missing: Bools) -> tuple[Conditioning, KernelPlan | None]:
-        """Return how rows that lack features are conditioned, and scored where they have any; (d,)."""
+        """Return how rows lacking features ``missing`` (d,) are conditioned, and scored if they have any."""
         name = missing.tobytes()
         found = self._met.get(name)
         if found is None:
@@ -253,7 +253,7 @@ class PatternKernel:
     def accumulate(
         self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
     ) -> Accumulated:
-        """Do as `BlockKernel.accumulate`; the squares are those of the values that the rows have."""
+        """Do as `BlockKernel.accumulate`, with the squares of the values that the rows have."""
         squared = squared_length(np.where(np.isnan(rows), 0.0, rows))
         if not math.isfinite(squared) and np.isinf(rows).any():
             return Accumulated.nothing(len(rows))
@@ -273,7 +273,7 @@ class PatternKernel:
         return Accumulated(log_likelihoods, float(log_likelihoods.sum()), squared)
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks, None where there were none; then begin again."""
+        """Return the sums over all blocks, None without any; then begin again."""
         incomplete = self._merger.total()
         parts = self._complete.sums(), None if incomplete is None else RowSums(None, incomplete)
         return merge_sums(self._parameters.structure, parts)
@@ -298,5 +298,5 @@ class PatternKernels:
         return PatternKernel(self.plan, even_length(n_rows, longest), self._patterns)
 
     def finished(self, kernel: PatternKernel) -> RowSums | None:
-        """Return the sums of a kernel of this plan, which is not to be used any more."""
+        """Return the sums of a kernel of this plan; do not use the kernel after that."""
         return kernel.sums()

@@ -14,7 +14,7 @@ from emtau_dask.mixture.statistics import SufficientStatistics
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 THREADED = 2**26
-"""K d³ from which on threads share the M-step: it then takes milliseconds."""
+"""Minimum K d³ for which threads share the M-step, which then takes milliseconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ def m_step(
     reg_covar : float
         Added to every variance.
     threads : int
-        How many may share the work, where it is large; they change no bit.
+        Maximum threads, used if the work is large; they change no bit.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def tempered(parameters: MixtureParameters, power: float) -> MixtureParameters:
     """Return the mixture whose responsibilities are those of densities to a power, ``r ∝ (π_k N_k)^β``.
 
     Ueda and Nakano 1998, "Deterministic annealing EM algorithm", eq. 13. A Gaussian density to the power β is
-    that of the covariance Σ/β but for a factor, which goes to the weights.
+    that of the covariance Σ/β times a factor, which is moved to the weights.
     """
     if power == 1.0:
         return parameters
@@ -207,8 +207,8 @@ def check_weights(values: object, n_components: int) -> Floats:
     _check_shape(weights, (n_components,), "weights", "weights_init")
     low, high = float(weights.min()), float(weights.max())
     if low < 0 or high > 1:
-        # scikit-learn's public tests match this sentence, in which min and max are swapped; the text
-        # after it says which is which.
+        # scikit-learn's public tests match this sentence, in which min and max are swapped. The rest of the
+        # message has them right.
         raise InvalidDataError(
             f"The parameter 'weights' should be in the range [0, 1], but got max value {low:.5f}, "
             f"min value {high:.5f}; weights_init goes from {low:.5f} to {high:.5f}. "

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DEVIATIONS, WIDTHS = (1.0, 2.0), (2.0, 1.1)
 MOST_COMPONENTS, MOST_NUMBERS = 60, 40
-"""Of more, the heaviest are drawn, and have a number."""
+"""Maximum components that are drawn, and that have a number; the heaviest are taken."""
 CURVE_POINTS = 400
 TITLE = "Components over the data's density"
 
@@ -42,7 +42,7 @@ TITLE = "Components over the data's density"
 class ComponentsDisplay:
     """The components of a mixture over the density of a sample of the data.
 
-    In a plane each component is drawn as two ellipses, of 1 and 2 standard deviations; they hold 39 % and
+    In a plane each component is drawn as two ellipses, of 1 and 2 standard deviations; they contain 39 % and
     86 % of a normal distribution. On one feature it is drawn as a curve, its share of the density.
 
     Parameters
@@ -50,7 +50,7 @@ class ComponentsDisplay:
     drawn : DrawnRows
         The rows to show.
     plane : Plane
-        What they are drawn on.
+        The plane, or line, of the picture.
     weights : ndarray of shape (K,)
     means : ndarray of shape (K, m)
         In the plane; m is 1 or 2.
@@ -60,16 +60,16 @@ class ComponentsDisplay:
     Attributes
     ----------
     shown : ndarray of int
-        The components that are drawn: all, or of more than 60 the heaviest.
+        The components that are drawn: all, or the 60 heaviest.
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
     ellipses_ : list of matplotlib Ellipse
-        Two for each component that is shown, of 1 and 2 deviations. Empty on one feature.
+        Two for each drawn component, of 1 and 2 standard deviations. Empty on one feature.
     curves_ : list of matplotlib Line2D
-        One for each component, and last that of the mixture. Empty in a plane.
+        One for each component, and one for the mixture at the end. Empty in a plane.
     density_ : ndarray
-        The histogram's density, which is 1 as an integral; of shape (bins, bins), or (bins,) on one feature.
-        None where rows are drawn as points.
+        The histogram's density, whose integral is 1; of shape (bins, bins), or (bins,) on one feature.
+        None if rows are drawn as points.
     edges_ : tuple of ndarray
         The edges of its bins, for each axis.
     """
@@ -104,13 +104,13 @@ class ComponentsDisplay:
         estimator : GaussianMixture
             Fitted.
         X, sample_weight, columns
-            As for `GaussianMixture.fit`; columns by default those of the fit. Rows are drawn at random, and
-            each chunk is read once at most.
+            As for `GaussianMixture.fit`; by default the columns of the fit. Rows are drawn at random, and
+            each chunk is read at most once.
         features : int, str, or a sequence of one or two of these, optional
             By default all of one or two features, else the two principal axes of the rows.
         max_rows : int, default=20_000
-            Rows that are shown at most; the picture says how many. Of more than 419 features they are fewer,
-            so that they take 64 MiB at most.
+            Maximum rows that are shown; the picture says how many. With more than 419 features there are
+            fewer, so that they take at most 64 MiB.
         random_state : int, RandomState, Generator or None, default=0
         ax : matplotlib Axes, optional
             By default a new figure is made.
@@ -243,7 +243,7 @@ def _halo(width: float) -> list[Any]:
 
 
 def _limits(points: Floats, means: Floats, covariances: Floats) -> tuple[Floats, Floats]:
-    """Return the corners of what is drawn: all points, and the ellipses as far as they do not dwarf these."""
+    """Return the corners of the picture: all points, and the ellipses unless they are far larger."""
     low, high = points.min(axis=0), points.max(axis=0)
     reach = 2.1 * np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
     span = np.maximum(high - low, 1e-12 * np.maximum(np.abs(low), np.abs(high)))

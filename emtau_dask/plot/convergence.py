@@ -1,4 +1,4 @@
-"""How a fit converged: its bound, what is estimated to be missing, and what each iteration cost."""
+"""How a fit converged: its bound, the estimated gap, and the cost of each iteration."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ if TYPE_CHECKING:
 AGAINST = {"work": "work (passes over all rows)", "iteration": "iteration"}
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 WIDE = 30.0
-"""Shares of rows that differ by more than this factor are drawn on a logarithmic axis."""
+"""Minimum ratio of shares of rows for a logarithmic axis."""
 _KEPT, _ESTIMATE, _REFUSED = PALETTE[0], PALETTE[1], FAINT
 
 
 class ConvergenceDisplay:
     """How a fit converged, in four pictures.
 
-    The lower bound; the estimated gap, with how far each accepted full pass was below the best one; the share
-    of the rows that each iteration scored; and the bytes that it read. The constructor takes what
-    `from_estimator` and `from_history` find.
+    The lower bound; the estimated gap, with the distance of each accepted full pass from the best one; the
+    share of the rows that each iteration scored; and the bytes that it read. Use `from_estimator` or
+    `from_history`.
 
     Parameters
     ----------
     history : FitHistory
-        Of at least one iteration.
+        With at least one iteration.
     against : {"work", "iteration"}, default="work"
-        Of the horizontal axes: the passes over all rows that an iteration and those before amount to, or
-        its number.
+        The horizontal axes: the work up to an iteration, in passes over all rows, or its number.
 
     Attributes
     ----------
     positions : ndarray of shape (n_iter,), float64
-        Where the iterations are on the horizontal axes.
+        Positions of the iterations on the horizontal axes.
     axes_ : ndarray of 4 matplotlib Axes
         Of bound, gap, share and bytes.
     figure_ : matplotlib Figure
@@ -60,7 +59,7 @@ class ConvergenceDisplay:
 
     def __init__(self, history: FitHistory, *, against: str = "work") -> None:
         if against not in AGAINST:
-            raise InvalidDataError(f"against = {short(against)} must be 'work' or 'iteration'.")
+            raise InvalidDataError(f"against is {short(against)}; it must be 'work' or 'iteration'.")
         if not len(history):
             raise InvalidDataError("The fit had no iteration (max_iter=0), so there is nothing to draw.")
         self.history = history
@@ -79,7 +78,7 @@ class ConvergenceDisplay:
             Fitted.
         against : {"work", "iteration"}, default="work"
         ax : matplotlib Axes or array of 4 of them, optional
-            One is divided into four. By default a new figure is made.
+            Single axes are divided into four. By default a new figure is made.
 
         Returns
         -------
@@ -186,7 +185,7 @@ class ConvergenceDisplay:
             _say(ax, "nothing was read: rows were in memory")
 
     def _bars(self, ax: Axes, values: Floats) -> None:
-        """Draw each iteration as a bar that ends where the iteration ends; of many a line of steps."""
+        """Draw each iteration as a bar that ends where the iteration ends; many as a line of steps."""
         width = 1.0 if self.against == "iteration" else np.diff(self.positions, prepend=0.0)
         left = self.positions - (0.5 if self.against == "iteration" else width)
         edge = 0.6 if len(values) <= 80 else 0.0
@@ -196,11 +195,11 @@ class ConvergenceDisplay:
 
 
 FALL = 1e-3
-"""A bound that falls by more than this part of all its changes is of another start or another sample."""
+"""Minimum fall of the bound, as a part of all its changes, that shows another start or sample."""
 
 
 def _rising(bounds: Floats, chosen: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
-    """Return the chosen iterations in parts, each of one start on one sample as far as the bounds say."""
+    """Return the chosen iterations in parts, each of one start on one sample, judged by the bounds."""
     numbers = np.flatnonzero(chosen)
     if not len(numbers):
         return []
@@ -210,7 +209,7 @@ def _rising(bounds: Floats, chosen: NDArray[np.bool_]) -> list[NDArray[np.intp]]
 
 
 def _without_outliers(bounds: Floats) -> tuple[float, float]:
-    """Return limits that leave out the first bounds where these are far below all others."""
+    """Return limits that leave out the first bounds if these are far below all others."""
     high, low = bounds.max(), bounds.min()
     middle = np.median(bounds)
     if high - low > 20 * max(high - middle, 1e-300) and len(bounds) > 8:

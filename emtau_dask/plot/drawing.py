@@ -1,4 +1,4 @@
-"""How all pictures look, the plane they are drawn on, the rows they show."""
+"""The look of all pictures, their plane, and their rows."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#4477AA", "#332288", "#882255")
-"""After Okabe and Ito 2008 and Tol 2021; all have a contrast of 3 to white at least."""
+"""After Okabe and Ito 2008 and Tol 2021; the contrast to white is at least 3."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
 INK, FAINT, GRID = "#222222", "#6b6b6b", "#e4e4e4"
 DENSITY = "Greys"
 LONGEST = 32
-"""Characters of a feature's name that are drawn."""
+"""Maximum characters of a feature's name in a picture."""
 MAX_ROWS = 20_000
 FEW_ROWS = 1_000
-"""So many are drawn as points, more by their density."""
+"""Maximum rows that are drawn as points; more are drawn as a density."""
 
 
 def check_matplotlib() -> None:
-    """Raise `MissingPackageError` where matplotlib is not installed."""
+    """Raise `MissingPackageError` if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -48,13 +48,13 @@ def check_matplotlib() -> None:
 
 
 def single_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """Return axes to draw on: the given ones, or those of a new figure of so many inches."""
+    """Return axes to draw on: the given ones, or those of a new figure of this size (inches)."""
     check_matplotlib()
     return _new_axes(1, 1, size)[0] if ax is None else ax
 
 
 def several_axes(ax: Any, rows: int, columns: int, size: tuple[float, float]) -> list[Axes]:
-    """Return the axes of a grid: those given, parts of the place of a single one given, or new ones.
+    """Return the axes of a grid: the given ones, parts of single given axes, or new ones.
 
     Raises
     ------
@@ -88,16 +88,15 @@ def _new_axes(rows: int, columns: int, size: tuple[float, float]) -> list[Axes]:
 
 
 def plain(text: object, longest: int = 10**4) -> str:
-    """Return a text from data as it may be drawn: without control characters, and not longer than that."""
+    """Return a text from data without control characters, and not longer than ``longest``."""
     text = one_line(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def dress(ax: Axes, title: str, labels: Sequence[str], below: str = "") -> None:
-    """Give axes the look of all pictures, and their texts, which are drawn as they are.
+    """Give axes the look of all pictures, and their texts, which are drawn literally.
 
-    ``labels`` are those of the two axes. ``below`` is what the reader has to know of the data; it stands
-    below the title.
+    ``labels`` are those of the two axes. ``below`` describes the data, below the title.
     """
     heading = ax.set_title(title, loc="left", pad=19 if below else 6)
     for text in (heading, ax.set_xlabel(labels[0]), ax.set_ylabel(labels[1])):
@@ -116,12 +115,12 @@ def dress(ax: Axes, title: str, labels: Sequence[str], below: str = "") -> None:
 
 
 def with_grid(ax: Axes, axis: Any = "both") -> None:
-    """Draw a faint grid below all else."""
+    """Draw a faint grid behind everything."""
     ax.grid(visible=True, axis=axis, which="major", color=GRID, linewidth=0.8)
 
 
 def colours(name: str) -> Colormap:
-    """Return a colour map without its palest colours, which paper swallows."""
+    """Return a colour map without its palest colours, which are invisible on paper."""
     import matplotlib as mpl
     from matplotlib.colors import ListedColormap
 
@@ -129,14 +128,14 @@ def colours(name: str) -> Colormap:
 
 
 def legend(ax: Axes, **options: Any) -> None:
-    """Draw a legend whose texts are drawn as they are."""
+    """Draw a legend whose texts are drawn literally."""
     made = ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, **options)
     for text in made.get_texts():
         text.set_parse_math(False)
 
 
 def figure_of(ax: Axes) -> Figure:
-    """Return the figure that axes belong to, also those of a part of it."""
+    """Return the figure of axes, also of axes in a subfigure."""
     return ax.figure.figure
 
 
@@ -151,7 +150,7 @@ class Plane:
     directions : ndarray of shape (d, m)
         m is 1 or 2.
     labels : tuple of str
-        What the axes are called.
+        Labels of the axes.
     """
 
     centre: Floats
@@ -160,11 +159,11 @@ class Plane:
 
     @property
     def flat(self) -> bool:
-        """Whether there is one direction alone."""
+        """Whether there is only one direction."""
         return len(self.labels) == 1
 
     def points(self, rows: Floats) -> Floats:
-        """Return where rows (n, d) are, (n, m)."""
+        """Return the coordinates of rows (n, d) in the plane, (n, m)."""
         points: Floats = (rows - self.centre) @ self.directions
         return points
 
@@ -177,14 +176,14 @@ class Plane:
 
 
 def plane_of(estimator: GaussianMixture, drawn: DrawnRows, features: Any) -> Plane:
-    """Return the plane of the features that are named; of None, of all of them or of the principal axes.
+    """Return the plane of the named features; for None, of all of them or of the principal axes.
 
     Parameters
     ----------
     estimator : GaussianMixture
         Fitted.
     drawn : DrawnRows
-        Whose principal axes are taken where more than two features are to be drawn.
+        Rows whose principal axes are used for more than two features.
     features : None, int, str, or a sequence of one or two of these
 
     Raises
@@ -205,8 +204,8 @@ def _numbers(features: Any, names: Sequence[str], d: int) -> list[int]:
     given = [features] if isinstance(features, str) or not isinstance(features, Iterable) else [*features]
     if not 1 <= len(given) <= 2 or len(set(given)) < len(given):
         raise InvalidDataError(
-            f"features = {short(features)} must be one feature or two different ones; None draws the two "
-            "principal axes of the data."
+            f"features is {short(features)}; it must be one feature or two different ones. None draws "
+            "the two principal axes of the data."
         )
     numbers = [names.index(each) if isinstance(each, str) and each in names else each for each in given]
     for number in numbers:
@@ -221,7 +220,7 @@ def _numbers(features: Any, names: Sequence[str], d: int) -> list[int]:
 def _principal_plane(drawn: DrawnRows) -> Plane:
     """Return the plane of the two directions in which weighted rows vary most, of three features or more.
 
-    Each has a positive largest entry. Of rows that span no plane, what is left is any direction across.
+    Each has a positive largest entry. If the rows span no plane, the second is any direction across.
     """
     share = drawn.weights / drawn.weights.sum()
     centre = share @ drawn.rows
@@ -245,12 +244,12 @@ def rows_to_show(
 ) -> DrawnRows:
     """Return at most ``max_rows`` rows; ``X`` may be rows that were drawn already.
 
-    Raises `InvalidDataError` as `drawn_rows`, and where ``max_rows`` is not an integer of at least 1.
+    Raises `InvalidDataError` as `drawn_rows`, and if ``max_rows`` is not an integer of at least 1.
     """
     check_is_fitted(estimator)
     allowed = integer(1)
     if not allowed.holds(max_rows):
-        raise InvalidDataError(f"max_rows = {short(max_rows)} must be {allowed.words}.")
+        raise InvalidDataError(f"max_rows is {short(max_rows)}; it must be {allowed.words}.")
     if isinstance(X, DrawnRows):
         return DrawnRows(X.rows[: int(max_rows)], X.weights[: int(max_rows)], X.total, X.imputed)
     return drawn_rows(
@@ -264,7 +263,7 @@ def rows_to_show(
 
 
 def counted(drawn: DrawnRows) -> str:
-    """Return how many rows are shown, of how many."""
+    """Return the text with the number of shown rows, and of all rows."""
     shown = len(drawn.rows)
     imputed = f"; {drawn.imputed:.1%} of the values were missing" if drawn.imputed else ""
     if shown == drawn.total:
@@ -273,5 +272,5 @@ def counted(drawn: DrawnRows) -> str:
 
 
 def cells_of(rows: int) -> int:
-    """Return into how many cells each axis of a plane is cut for the density of so many rows."""
+    """Return the number of cells of each axis for the density of ``rows`` rows."""
     return max(24, min(72, int(rows**0.5 / 2.5)))

@@ -1,4 +1,4 @@
-"""Criteria of mixtures of several numbers of components, as curves."""
+"""Criteria against the number of components, as curves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Candidate(Protocol):
-    """A mixture that was tried; criteria are None or NaN where they are not known."""
+    """A mixture that was tried; unknown criteria are None or NaN."""
 
     @property
     def n_components(self) -> int:
@@ -38,7 +38,7 @@ class Candidate(Protocol):
 
 
 class Selection(Protocol):
-    """What a selection has: the mixtures that were tried."""
+    """A selection: the mixtures that were tried."""
 
     @property
     def table_(self) -> Sequence[Candidate]:
@@ -47,7 +47,7 @@ class Selection(Protocol):
 
 @dataclass(frozen=True)
 class Criterion:
-    """A column of a selection's table: what its axis is called, and whether a higher value is better."""
+    """A column of a selection's table: the label of its axis, and whether higher is better."""
 
     label: str
     higher: bool
@@ -84,7 +84,9 @@ class SelectionDisplay:
     def __init__(self, table: Sequence[Candidate], criterion: str) -> None:
         criterion = criterion.replace("-", "_")
         if criterion not in CRITERIA:
-            raise InvalidDataError(f"criterion = {short(criterion)} must be one of {', '.join(CRITERIA)}.")
+            raise InvalidDataError(
+                f"criterion is {short(criterion)}; it must be one of {', '.join(CRITERIA)}."
+            )
         self.criterion = criterion
         self.known = [
             (candidate, value) for candidate in table if math.isfinite(value := _value(candidate, criterion))
@@ -106,10 +108,10 @@ class SelectionDisplay:
         Parameters
         ----------
         selection : Selection
-            Its ``table_`` holds a record for each mixture that was tried, with ``n_components``,
+            Its ``table_`` has a record for each mixture that was tried, with ``n_components``,
             ``covariance_type`` and the criteria.
         criterion : {"bic", "aic", "icl", "held_out"}, optional
-            By default the selection's own, where it names one (``criterion``), else ``"bic"``.
+            By default the selection's own (``criterion``) if it has one, else ``"bic"``.
         ax : matplotlib Axes, optional
             By default a new figure is made.
 

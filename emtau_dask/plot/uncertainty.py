@@ -1,4 +1,4 @@
-"""How sure a mixture is of the rows: the largest responsibility, by component and by place."""
+"""The uncertainty of labels: largest responsibilities, by component and by place."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 BINS = 20
 SURE = 0.9
 MOST_COMPONENTS = 40
-"""Of more, those that label the most rows are drawn."""
-COLOURS, DOUBTS = "Blues", "YlOrBr"
-TITLE, DOUBT = "Where rows are between components", "1 − largest responsibility"
+"""Maximum components that are drawn; those that label the most rows are taken."""
+COLOURS, UNCERTAINTY_COLOURS = "Blues", "YlOrBr"
+TITLE, UNCERTAINTY = "Where rows are between components", "1 − largest responsibility"
 
 
 class UncertaintyDisplay:
-    """How sure a mixture is of a sample of the rows.
+    """The uncertainty of the labels of a sample of the rows.
 
-    Left: the distribution of the largest responsibility of the rows that each component labels. Right: one
-    minus the largest responsibility, where the rows are: its mean in each cell.
+    Left: for each component, the distribution of the largest responsibility of its rows. Right: the mean of
+    one minus the largest responsibility, in each cell of the plane.
 
     Parameters
     ----------
     drawn : DrawnRows
         The rows to show.
     plane : Plane
-        What the right picture is drawn on.
+        The plane of the right picture.
     responsibilities : ndarray of shape (m, K)
 
     Attributes
@@ -67,7 +67,7 @@ class UncertaintyDisplay:
     shown : ndarray of int
         The components that are drawn, in the order of the left picture's lines.
     histogram_ : ndarray of shape (shown, bins)
-        Of each component, the share of its rows in each bin; 0 where it labels none.
+        For each component, the share of its rows in each bin; 0 if it labels none.
     edges_ : ndarray of shape (bins + 1,)
         From 1/K to 1.
     axes_ : ndarray of 2 matplotlib Axes
@@ -104,14 +104,14 @@ class UncertaintyDisplay:
         random_state: Any = 0,
         ax: Any = None,
     ) -> Self:
-        """Draw how sure a fitted mixture is of data of any size.
+        """Draw the uncertainty of a fitted mixture on data of any size.
 
         Parameters
         ----------
         estimator, X, features, max_rows, sample_weight, columns, random_state
-            As for `ComponentsDisplay.from_estimator`, as is what is raised.
+            As for `ComponentsDisplay.from_estimator`, which raises the same errors.
         ax : matplotlib Axes or array of 2 of them, optional
-            One is divided into two. By default a new figure is made.
+            Single axes are divided into two. By default a new figure is made.
 
         Returns
         -------
@@ -150,26 +150,26 @@ class UncertaintyDisplay:
         _bar(ax, image, "% of the component's rows", format=lambda value, _: f"{value:g}")
 
     def _in_a_plane(self, ax: Axes) -> None:
-        points, doubt = self.plane.points(self.drawn.rows), 1 - self.largest
-        look: dict[str, Any] = {"cmap": colours(DOUBTS), "vmin": 0, "vmax": 1 - self.edges_[0]}
+        points, uncertainty = self.plane.points(self.drawn.rows), 1 - self.largest
+        look: dict[str, Any] = {"cmap": colours(UNCERTAINTY_COLOURS), "vmin": 0, "vmax": 1 - self.edges_[0]}
         look["rasterized"] = True
         dress(ax, TITLE, self.plane.labels, counted(self.drawn))
         if len(points) <= FEW_ROWS:
-            order = np.argsort(doubt)
-            look |= {"linewidths": 0.5, "edgecolors": FAINT, "s": 14, "c": doubt[order]}
+            order = np.argsort(uncertainty)
+            look |= {"linewidths": 0.5, "edgecolors": FAINT, "s": 14, "c": uncertainty[order]}
             image: Any = ax.scatter(points[order, 0], points[order, 1], **look)
         else:
             bins, weights = [cells_of(len(points))] * 2, self.drawn.weights
             total, edges = np.histogramdd(points, bins, weights=weights)
-            doubtful, _ = np.histogramdd(points, edges, weights=weights * doubt)
-            mean = np.ma.masked_where(total == 0, doubtful / np.where(total == 0, 1.0, total))
+            uncertain, _ = np.histogramdd(points, edges, weights=weights * uncertainty)
+            mean = np.ma.masked_where(total == 0, uncertain / np.where(total == 0, 1.0, total))
             image = ax.pcolormesh(edges[0], edges[1], mean.T, **look)
-        _bar(ax, image, DOUBT)
+        _bar(ax, image, UNCERTAINTY)
 
     def _on_a_line(self, ax: Axes) -> None:
-        points, doubt = self.plane.points(self.drawn.rows)[:, 0], 1 - self.largest
-        ax.scatter(points, doubt, s=6, color=PALETTE[1], alpha=0.4, linewidths=0, rasterized=True)
-        dress(ax, TITLE, (self.plane.labels[0], DOUBT), counted(self.drawn))
+        points, uncertainty = self.plane.points(self.drawn.rows)[:, 0], 1 - self.largest
+        ax.scatter(points, uncertainty, s=6, color=PALETTE[1], alpha=0.4, linewidths=0, rasterized=True)
+        dress(ax, TITLE, (self.plane.labels[0], UNCERTAINTY), counted(self.drawn))
         ax.set_ylim(bottom=0)
         with_grid(ax)
 

@@ -1,4 +1,4 @@
-"""Activity policies: which rows the next E-step scores. Knows NumPy; nothing of mixtures or storage."""
+"""Activity policies: which rows the next E-step scores. In NumPy, without mixtures or storage."""
 
 from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.lazy import EMLazy

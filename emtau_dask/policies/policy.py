@@ -1,8 +1,8 @@
 """The port of activity policies: what one is, and what it must return.
 
-A policy decides which rows the next E-step scores. The row-wise half, `update`,
-runs where the rows are and sees one chunk; the global half, `schedule`, runs on
-the driver and sees only counts and the bound. Both are pure.
+A policy decides which rows the next E-step scores. Its method `update` runs in the
+task of a chunk and sees the rows of that chunk; `schedule` runs in the fitting process
+and sees only counts and the bound. Both are pure.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ SCORED_AT = "scored_at"
 
 @dataclass(frozen=True)
 class RowArray:
-    """One array that a policy keeps for every row.
+    """One array of a policy, with a value for every row.
 
     Attributes
     ----------
     name : str
     maximum : int
-        Largest value it will hold; decides the unsigned integer type.
+        Largest value; decides the unsigned integer type.
     keep : bool
-        Whether an inactive row's value is still needed. If not it is stored as
-        zero, which compresses to almost nothing.
+        Whether an inactive row's value is still needed. If not, zero is stored,
+        which compresses to almost nothing.
     """
 
     name: str
@@ -53,7 +53,7 @@ class RowArray:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the E-step of iteration ``iteration`` found for one chunk's active rows.
+    """The results of the E-step of iteration ``iteration`` for one chunk's active rows.
 
     Attributes
     ----------
@@ -69,8 +69,8 @@ class Evidence:
         Uniform in [0, 1): a function of the fit's seed, the iteration and the
         row's number. None unless the policy is a `WeightedPolicy`.
     uncertainty : float
-        Mean of ``1 − responsibilities`` over the data, as last known: from a
-        sample, or from the last pass over all rows. NaN where it is not known.
+        Mean of ``1 − responsibilities`` over the data, from a sample or from the
+        last pass over all rows. NaN if it is not known.
     """
 
     iteration: int
@@ -87,14 +87,14 @@ class NextPass(Enum):
     ACTIVE = "active"
     """Those that `ActivityPolicy.update` left active (possibly none)."""
     ALL = "all"
-    """Every row, with all row state started afresh."""
+    """Every row, with new row state."""
     STOP = "stop"
     """None: the fit ends, with ``stop_reason_`` ``"no-active-rows"``."""
 
 
 @dataclass(frozen=True)
 class PassSummary:
-    """What the driver knows after an iteration.
+    """The state of a fit after an iteration.
 
     Attributes
     ----------
@@ -105,8 +105,8 @@ class PassSummary:
     remaining : int
         Rows left active for the next iteration.
     change : float or None
-        Change of the lower bound against the iteration before, nats per row;
-        None where there is none to compare with.
+        Change of the lower bound since the iteration before, nats per row;
+        None if there is none to compare with.
     tol : float
         The fit's tolerance, nats per row.
     since_reset : int
@@ -114,11 +114,10 @@ class PassSummary:
     accepted : bool
         Whether the parameters that were scored are kept.
     gap, gap_at_reset : float
-        Estimated nats per row between the bound and where it would end, on the rows that are scored now:
-        after this iteration, and when every row was last scored, by what is known now. NaN where there is
-        no estimate.
+        Estimated nats per row between the bound and its optimum, on the rows that are scored now: after
+        this iteration, and after the last full pass, both by what is known now. NaN without an estimate.
     failures : int
-        How often partial passes led to parameters that lowered the bound of all rows, or crawled.
+        How many cycles of partial passes lowered the bound of all rows, or hardly raised it.
     """
 
     iteration: int
@@ -150,10 +149,10 @@ class Schedule:
 
 @runtime_checkable
 class ActivityPolicy(Protocol):
-    """The interface of a policy; a user's own object that has it can be passed as ``algorithm``."""
+    """The interface of a policy; any object that has it can be passed as ``algorithm``."""
 
     def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return the arrays needed beside the active mask; None where every row is always active."""
+        """Return the arrays needed beside the active mask; None if every row is always active."""
         ...
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
@@ -164,18 +163,18 @@ class ActivityPolicy(Protocol):
         ...
 
     def schedule(self, summary: PassSummary) -> Schedule:
-        """Return what the next iteration scores and whether tol may be tested now."""
+        """Return which rows the next iteration scores, and whether tol may be tested now."""
         ...
 
 
 @runtime_checkable
 class WeightedPolicy(ActivityPolicy, Protocol):
-    """A policy whose active rows stand for more than themselves."""
+    """A policy whose active rows have sampling weights."""
 
     def row_weights(self, state: RowState) -> NDArray[np.float64]:
-        """Return how many rows each active row stands for, itself included: at least 1, a pure function.
+        """Return the sampling weight of each active row, at least 1; pure.
 
-        What the other rows contribute is held, less what the active rows stand for beyond themselves.
+        The part of the weights above 1 is subtracted from the held contribution of the other rows.
         """
         ...
 
@@ -187,7 +186,7 @@ def _refuse(policy: ActivityPolicy, method: str, found: object, wanted: str) -> 
 def checked_row_arrays(
     policy: ActivityPolicy, n_components: int, max_iter: int
 ) -> tuple[RowArray, ...] | None:
-    """Return ``policy.row_arrays(…)``; raises `ConfigError` where it is no tuple of named arrays."""
+    """Return ``policy.row_arrays(…)``; raises `ConfigError` unless it is None or a tuple of named arrays."""
     arrays = policy.row_arrays(n_components, max_iter)
     if arrays is None:
         return None
@@ -233,7 +232,7 @@ def checked_update(
 
 
 def checked_schedule(policy: ActivityPolicy, summary: PassSummary) -> Schedule:
-    """Return ``policy.schedule(…)``; raises `ConfigError` where it is no `Schedule`."""
+    """Return ``policy.schedule(…)``; raises `ConfigError` unless it is a `Schedule`."""
     schedule = policy.schedule(summary)
     if not isinstance(schedule, Schedule) or not isinstance(schedule.next_pass, NextPass):
         raise _refuse(policy, "schedule", repr(schedule), "a Schedule whose next_pass is a NextPass")
@@ -241,7 +240,7 @@ def checked_schedule(policy: ActivityPolicy, summary: PassSummary) -> Schedule:
 
 
 def checked_weights(policy: WeightedPolicy, state: RowState, n_rows: int) -> NDArray[np.float64]:
-    """Return ``policy.row_weights(…)``; raises `ConfigError` unless every row stands for 1 or more."""
+    """Return ``policy.row_weights(…)``; raises `ConfigError` unless every weight is 1 or more."""
     weights = policy.row_weights(state)
     good = isinstance(weights, np.ndarray) and weights.dtype == np.float64 and weights.shape == (n_rows,)
     if not good or not (np.isfinite(weights) & (weights >= 1)).all():
@@ -262,7 +261,7 @@ class Traced:
     policy: ActivityPolicy
 
     def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return the policy's arrays and ``scored_at``, which inactive rows keep."""
+        """Return the policy's arrays and ``scored_at``, whose values inactive rows keep."""
         own = self.policy.row_arrays(n_components, max_iter) or ()
         return (*own, RowArray(SCORED_AT, max_iter, keep=True))
 
@@ -278,25 +277,25 @@ class Traced:
 
 
 class BuiltInPolicy(BaseEstimator):  # type: ignore[misc]
-    """Base of the policies that have a name.
+    """Base class of the policies that have a name.
 
     Attributes
     ----------
     constraints : mapping of str to Constraint
-        What each parameter of ``__init__`` may be. A run config has the same
-        parameters, with the same defaults and constraints.
+        Of each parameter of ``__init__``. A run config has the same
+        parameters, defaults and constraints.
     """
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
 
     def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return no arrays: the active mask is all that most policies need.
+        """Return no arrays: most policies need only the active mask.
 
         Raises
         ------
         ConfigError
-            A parameter is impossible. Not raised before a fit starts, since
-            scikit-learn's ``__init__`` checks nothing.
+            A parameter is impossible. It is checked when a fit starts, since
+            ``__init__`` checks nothing, by scikit-learn's convention.
         """
         for name, constraint in self.constraints.items():
             value = getattr(self, name)

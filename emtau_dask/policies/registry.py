@@ -1,4 +1,4 @@
-"""The policies by name and as plain values."""
+"""The policies by name, and as plain values for checkpoints."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def matching_policy(algorithm: Any, stored: ActivityPolicy) -> ActivityPolicy:
 
 
 def _plain(value: Any) -> Any:
-    """Return a NumPy scalar as Python's own; anything else as it is."""
+    """Return a NumPy scalar as a Python scalar; anything else unchanged."""
     if isinstance(value, np.longdouble):
         return float(value)
     return value.item() if isinstance(value, np.generic) else value

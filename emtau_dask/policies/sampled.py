@@ -1,4 +1,4 @@
-"""Sampled partial E-steps: between full passes a few rows stand for all."""
+"""Sampled partial E-steps: between full passes a weighted sample of the rows is scored."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from emtau_dask.policies.policy import (
 )
 
 STEPS = 256
-"""Of a row's probability, which is rounded up to a multiple of 1/256: a row stands for 256 at most."""
+"""Steps of a row's probability, which is rounded up to a multiple of 1/256: weights are at most 256."""
 SURE = 0.01
-"""Added to how uncertain a row is, so that sure rows are drawn too."""
+"""Added to a row's uncertainty (1 less its largest responsibility), so that certain rows are drawn too."""
 CLOSE = 0.03
-"""A cycle of partial passes ends when this part of the gap is left that it began with."""
+"""A cycle of partial passes ends when this part of its first gap is left."""
 MOST_FAILURES = 4
 
 
 class EMSampled(BuiltInPolicy):
     """EM with sampled partial E-steps.
 
-    After a pass over all rows, a row stays active with a probability that grows with how uncertain its most
-    probable component is, and then stands for as many rows as that probability's inverse. What the others
-    contribute is held, less what the active rows stand for beyond themselves: a control variate, under which
-    partial and full passes agree where the cycle began (Chen, Zhu, Teh and Zhang 2018, "Stochastic
+    After a full pass, a row stays active with a probability that grows with its uncertainty (1 less its
+    largest responsibility); the inverse of the probability is its sampling weight. The contribution of the
+    other rows is held, less what the sampling weights add: a control variate, with which partial and full
+    passes agree at the parameters where the cycle began (Chen, Zhu, Teh and Zhang 2018, "Stochastic
     expectation maximization with variance reduction"; Johnson and Zhang 2013).
 
     Parameters
     ----------
     share : float in (0, 1], default=0.0625
-        Share of the rows that stay active, about.
+        Approximate share of the rows that stay active.
     most : int, default=40
-        Partial passes after which all rows are scored again, at the latest. They are scored as soon as 3%
-        of the estimated gap is left.
+        Maximum partial passes between full passes. All rows are scored as soon as 3% of the estimated
+        gap is left.
 
     Notes
     -----
-    The bound of a partial pass is an estimate, and tol is tested after full passes only. Where full passes
-    refused what partial passes led to, or gained hardly less than before, four times, the fit goes on with
-    full passes alone.
+    The bound of a partial pass is an estimate, and tol is tested after full passes only. A cycle fails if the
+    full pass after it refuses its parameters, or gains hardly less than the one before. After four failures
+    the fit makes full passes only.
     """
 
     constraints: ClassVar = {"share": FRACTION, "most": integer(1)}
@@ -78,7 +78,7 @@ class EMSampled(BuiltInPolicy):
         return STEPS / np.maximum(state["probability"], 1).astype(np.float64)
 
     def schedule(self, summary: PassSummary) -> Schedule:
-        """Score the sampled rows until they have little left to gain, then all rows."""
+        """Score the sampled rows until little of the gap is left, then all rows."""
         if summary.full_pass:
             partial = summary.accepted and summary.remaining > 0 and summary.failures < MOST_FAILURES
             return Schedule(NextPass.ACTIVE if partial else NextPass.ALL, test_tol=True)

@@ -12,7 +12,7 @@ from emtau_dask.constraints import FRACTION, choice, either, integer
 from emtau_dask.policies.policy import BuiltInPolicy, Evidence, NextPass, PassSummary, RowState, Schedule
 
 ROUNDING = 1e-9
-"""So that 0.07 of 100 rows are 7: their product in float64 is a little more."""
+"""Subtracted before rounding up: 0.07 of 100 rows are 7, but the product in float64 is a little more."""
 
 
 class EMStar(BuiltInPolicy):
@@ -34,7 +34,7 @@ class EMStar(BuiltInPolicy):
 
     Notes
     -----
-    Heaps are per chunk, so that with several chunks the fit depends on the
+    Heaps are per chunk, so with several chunks the fit depends on the
     chunking; on one chunk it is the paper's. ``converged_`` does not imply a
     stationary point of the log-likelihood.
     """
@@ -46,7 +46,7 @@ class EMStar(BuiltInPolicy):
         self.every = every
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
-        """Keep each component's tail, where the iteration is one that shrinks."""
+        """Keep each component's tail, in iterations divisible by ``every``."""
         n = len(evidence.labels)
         if evidence.iteration % self.every:
             return state, np.ones(n, dtype=np.bool_)
@@ -67,7 +67,7 @@ class EMStar(BuiltInPolicy):
         return heads_first[heapify(rank)[n // 2 :]]
 
     def schedule(self, summary: PassSummary) -> Schedule:
-        """Score the rows that are left; tol is tested after every iteration."""
+        """Score the active rows; tol is tested after every iteration."""
         return Schedule(NextPass.ACTIVE, test_tol=True)
 
 

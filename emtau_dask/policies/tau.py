@@ -1,4 +1,4 @@
-"""EM-Tau: a row rests once it has stayed in one component for τ iterations."""
+"""EM-Tau: a row becomes inactive once it has stayed in one component for τ iterations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EMTau(BuiltInPolicy):
     Parameters
     ----------
     tau : int, default=20
-        A row goes inactive once its most probable component has been the same
+        A row becomes inactive once its most probable component has been the same
         in ``tau`` consecutive iterations. Above ``max_iter`` this is traditional
         EM, bit for bit.
     revisit : {"on-empty", None} or int, default="on-empty"
@@ -37,10 +37,10 @@ class EMTau(BuiltInPolicy):
 
     Notes
     -----
-    With revisits, tol is tested on full passes only, so that ``converged_``
+    With revisits, tol is tested on full passes only, so ``converged_``
     means a stationary point of the full-data log-likelihood. With
-    ``revisit=None`` it does not: the parameters may stop moving because the
-    rows froze.
+    ``revisit=None`` it does not: the parameters may stop changing because
+    rows are inactive.
     """
 
     constraints: ClassVar = {"tau": integer(1), "revisit": either(choice("on-empty"), NONE, integer(1))}
@@ -50,7 +50,7 @@ class EMTau(BuiltInPolicy):
         self.revisit = revisit
 
     def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return the arrays for a row's last component and how long it has been there.
+        """Return the arrays for a row's last component and its count of iterations there.
 
         Raises
         ------
@@ -70,7 +70,7 @@ class EMTau(BuiltInPolicy):
         return {"label": labels, "count": counts}, counts < self.tau
 
     def schedule(self, summary: PassSummary) -> Schedule:
-        """Revisit as configured; stop on an empty active set where there are no revisits."""
+        """Revisit as configured; without revisits, stop on an empty active set."""
         if self.revisit is None:
             empty = summary.remaining == 0
             return Schedule(NextPass.STOP if empty else NextPass.ACTIVE, test_tol=True)

@@ -1,1 +1,1 @@
-"""The report of a fit: one page of HTML that needs nothing beside itself."""
+"""The report of a fit: one page of HTML that needs no other file."""

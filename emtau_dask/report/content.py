@@ -1,4 +1,4 @@
-"""What a report says: subject, features, how the fit went."""
+"""The content of a report: subject, features, the course of the fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from emtau_dask.plot.uncertainty import SURE
 
 LONGEST = 48
 SHOWN_FEATURES, MOST_FEATURES, MOST_COMPONENTS = 6, 200, 40
-"""Features of the first tables, and of all; and components. What is left out is said."""
+"""Maximum features of the first tables, and of all; maximum components. The page says what is left out."""
 STOPPED = MappingProxyType(
     {
         "tol": "The fit converged. It stopped by its tolerance: more iterations would change little.",
@@ -33,7 +33,7 @@ STATES = MappingProxyType(
     {"tol": "Converged", "no-active-rows": "Ended without active rows", "max-iter": "Not converged"}
 )
 FLOOR = 1.5
-"""A variance below this many times ``reg_covar`` consists of it for the most part."""
+"""Minimum ratio of a variance to ``reg_covar``; a smaller variance mostly consists of ``reg_covar``."""
 ROWS_PER_FEATURE = 2
 MOST_NAMED = 5
 MANY = 1e5
@@ -41,22 +41,22 @@ MANY = 1e5
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A fitted mixture, and what is known of its fit.
+    """A fitted mixture, and information on its fit.
 
-    Texts may hold anything: the page escapes them, and leaves out secrets of URLs.
+    Texts may contain anything: the page escapes them, and removes secrets of URLs.
 
     Attributes
     ----------
     model : GaussianMixture
         Fitted.
     name : str
-        What it is called.
+        Its name.
     place : str
-        Where it was read from, or written to.
+        The path or URL from which it was read, or to which it was written.
     data : str or None
-        Where its rows are; None where that is not known.
+        The path or URL of its rows; None if unknown.
     drawn : DrawnRows or None
-        Rows to show; None where the data are not at hand.
+        Rows to show; None without data.
     config : str or None
         The run's config as YAML.
     command : str or None
@@ -66,9 +66,9 @@ class Subject:
     written : str or None
         When its last commit was written.
     environment : mapping of str to str
-        Versions and the like, of the fit; empty where they are not known.
+        Versions and CPU of the fit; empty if unknown.
     notes : tuple of str
-        Remarks that were made before.
+        Earlier remarks.
     run : str or None
         The id of a checkpointed run.
     """
@@ -88,13 +88,13 @@ class Subject:
 
     @property
     def rows(self) -> int:
-        """Rows of weight above 0 that were fitted; 0 where the fit had no iteration."""
+        """Rows of weight above 0 that were fitted; 0 without iterations."""
         history = self.model.history_
         return history[-1].rows if len(history) else 0
 
     @property
     def names(self) -> list[str]:
-        """What the features are called, as far as 48 characters say it."""
+        """Names of the features, cut at 48 characters."""
         names = getattr(self.model, "feature_names_in_", None)
         if names is None:
             return [f"feature {i}" for i in range(self.model.n_features_in_)]
@@ -103,7 +103,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Cells:
-    """A table: its headings and its rows of texts, of which the first names the row."""
+    """A table: headings, and rows of texts; the first text names the row."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -116,13 +116,13 @@ class Tables:
     Attributes
     ----------
     components : Cells
-        Weights, and means of the features that tell most.
+        Weights, and means of the features that separate components best.
     means : Cells or None
-        A row for each feature, and a column for each component; None where the first table has all.
+        A row for each feature, and a column for each component; None if the first table has all.
     order : tuple of str
-        Features, those that tell components apart best first.
+        Features, those that separate components best first.
     left_out : tuple of str
-        What the tables do not hold.
+        Sentences on what the tables leave out.
     """
 
     components: Cells
@@ -136,15 +136,15 @@ def tables_of(subject: Subject) -> Tables:
     parameters, names = subject.model.parameters_, subject.names
     k, d = parameters.means.shape
     variances = parameters.structure.variances(parameters.covariances, k, d)
-    told = told_apart(parameters.weights, parameters.means, variances)
-    by_telling = np.argsort(-told, kind="stable")
+    between = share_between_components(parameters.weights, parameters.means, variances)
+    by_telling = np.argsort(-between, kind="stable")
     order = by_telling if d > SHOWN_FEATURES else np.arange(d)
     shown = np.sort(np.argsort(-parameters.weights, kind="stable")[:MOST_COMPONENTS])
     left_out = []
     if k > MOST_COMPONENTS:
         left_out.append(f"The {MOST_COMPONENTS} heaviest of {k:,} components are shown.")
     if d > MOST_FEATURES:
-        left_out.append(f"Tables hold the {MOST_FEATURES} of {d:,} features that tell components apart best.")
+        left_out.append(f"Tables have the {MOST_FEATURES} of {d:,} features that separate components best.")
     cells = [
         [_mean(parameters.means[i, j], variances[i, j]) for j in order[:MOST_FEATURES]] for i in range(k)
     ]
@@ -159,17 +159,17 @@ def tables_of(subject: Subject) -> Tables:
     means = None
     if d > SHOWN_FEATURES:
         means = Cells(
-            ("feature", "told apart", *(f"component {i}" for i in shown)),
+            ("feature", "between components", *(f"component {i}" for i in shown)),
             tuple(
-                (names[j], f"{told[j]:.0%}", *(cells[i][place] for i in shown))
+                (names[j], f"{between[j]:.0%}", *(cells[i][place] for i in shown))
                 for place, j in enumerate(order[:MOST_FEATURES])
             ),
         )
     return Tables(components, means, tuple(names[j] for j in by_telling), tuple(left_out))
 
 
-def told_apart(weights: Floats, means: Floats, variances: Floats) -> Floats:
-    """Return which part of each feature's variance in the mixture lies between components, (d,).
+def share_between_components(weights: Floats, means: Floats, variances: Floats) -> Floats:
+    """Return the share of each feature's variance in the mixture that is between components, (d,).
 
     Parameters
     ----------
@@ -187,17 +187,17 @@ def _mean(mean: float, variance: float) -> str:
 
 
 def _labelled(drawn: DrawnRows | None, parameters: MixtureParameters) -> Cells:
-    """Return, for each component, which rows of the sample it labels, and how sure it is of them."""
+    """Return, for each component, its share of the sample's labels, and the share of certain ones."""
     k = parameters.n_components
     if drawn is None:
         return Cells((), ((),) * k)
     kernels = scoring_kernels(parameters, compiled=False)
     labels: NDArray[np.intp] = LABELS(drawn.rows, kernels)
-    sure = RESPONSIBILITIES(drawn.rows, kernels).max(axis=1) >= SURE
+    certain_rows = RESPONSIBILITIES(drawn.rows, kernels).max(axis=1) >= SURE
     counts = np.bincount(labels, drawn.weights, minlength=k)
-    certain = np.bincount(labels, drawn.weights * sure, minlength=k)
+    certain = np.bincount(labels, drawn.weights * certain_rows, minlength=k)
     return Cells(
-        ("rows labelled", "sure"),
+        ("rows labelled", "certain"),
         tuple(
             (f"{counts[i] / counts.sum():.1%}", f"{certain[i] / counts[i]:.1%}" if counts[i] else "–")
             for i in range(k)
@@ -206,7 +206,7 @@ def _labelled(drawn: DrawnRows | None, parameters: MixtureParameters) -> Cells:
 
 
 def state(subject: Subject) -> str:
-    """Return how a fit ended, in a word or two."""
+    """Return how a fit ended, in one or two words."""
     if not subject.finished:
         return "Not finished"
     return STATES[subject.model.stop_reason_]
@@ -223,24 +223,24 @@ def ending(subject: Subject) -> str:
 
 
 def gap_meaning(subject: Subject) -> str:
-    """Return what the estimated gap says, and what it is to be compared with."""
+    """Return the meaning of the estimated gap, compared with sampling error."""
     gap, rows = subject.model.gap_, subject.rows
     if not math.isfinite(gap) or not rows:
         return (
-            "There is no estimate of how far the bound is from where the fit would end. Traditional EM has "
-            "one after three passes, quasi-Newton steps after one."
+            "There is no estimate of how far the bound is from its optimum. Traditional EM has one after "
+            "three passes, quasi-Newton steps after one."
         )
     error = n_parameters(subject.model) / (2 * rows)
     return (
-        f"The lower bound is estimated to be {gap:.2g} nats per row below where this fit would end. That "
-        "is an estimate from the last steps, for this optimum; another start may find a better one. For "
+        f"The lower bound is estimated to be {gap:.2g} nats per row below the optimum of this fit. The "
+        "estimate is from the last steps; another start may find a better optimum. For "
         f"comparison: a sample of {rows:,} rows itself leaves about {error:.2g} nats per row open "
         f"(p/2N), {compared(error, gap)}."
     )
 
 
 def compared(error: float, gap: float) -> str:
-    """Return how many times larger sampling error is than the gap."""
+    """Return the ratio of sampling error to the gap, as text."""
     if gap <= 0 or error / gap >= MANY:
         return "far more than the gap"
     if error >= gap:
@@ -256,7 +256,7 @@ def n_parameters(model: GaussianMixture) -> int:
 
 
 def warnings_of(subject: Subject) -> list[str]:
-    """Return what a reader should know before trusting the fit; empty where there is nothing."""
+    """Return warnings for the reader; empty if there are none."""
     model, rows = subject.model, subject.rows
     found = [*_of_the_end(subject), *subject.notes, *model.history_.notes]
     parameters = model.parameters_

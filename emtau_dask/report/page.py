@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 SMALL, LARGE = (4.2, 2.9), (4.2, 3.7)
-"""Inches; text of 8 points stays readable where a picture is as wide as a telephone."""
+"""Sizes of pictures (inches); text of 8 points stays readable on the width of a telephone."""
 LAST_ITERATIONS = 20
 _NOT_SETTINGS = ("verbose", "checkpoint", "checkpoint_every")
 
@@ -49,30 +49,30 @@ _NOT_SETTINGS = ("verbose", "checkpoint", "checkpoint_every")
 OF_THE_FIT = (
     (
         "Lower bound",
-        "The lower bound of the log-likelihood against the work so far. A line that begins anew is another "
-        "start, or goes on with more rows.",
+        "The lower bound of the log-likelihood against the work so far. A new line is another start, or "
+        "continues with more rows.",
     ),
-    ("Gap", "The estimated gap to where the fit would end, on a logarithmic axis, against the work."),
-    ("Rows scored", "The share of all rows that each iteration scored: how the work fell."),
-    ("Bytes read", "How much each iteration read."),
+    ("Gap", "The estimated gap to the optimum, on a logarithmic axis, against the work."),
+    ("Rows scored", "The share of all rows that each iteration scored."),
+    ("Bytes read", "The bytes that each iteration read."),
 )
 OVER_DATA = (
     ("Components", "The components as ellipses, or as curves, over the density of the rows."),
-    ("Certainty", "For each component, how large the largest responsibility of its rows is."),
-    ("Doubt", "Where rows lie that may belong to several components."),
+    ("Certainty", "For each component, the distribution of the largest responsibility of its rows."),
+    ("Uncertainty", "Where rows are that may belong to several components."),
 )
-"""The pictures: what they are called, and what they show."""
+"""The pictures: their titles, and what they show."""
 
 
 class Picture(NamedTuple):
-    """An SVG element, and a sentence that says what it shows."""
+    """An SVG element, and a sentence that describes it."""
 
     svg: str
     description: str
 
 
 def convergence_pictures(subject: Subject) -> list[Picture]:
-    """Return the four pictures of how a fit converged; none where it had no iteration."""
+    """Return the four pictures of how a fit converged; none without iterations."""
     history = subject.model.history_
     if not len(history):
         return []
@@ -83,7 +83,7 @@ def convergence_pictures(subject: Subject) -> list[Picture]:
 
 
 def data_pictures(subject: Subject) -> list[Picture]:
-    """Return the pictures of components and of doubt, over the drawn rows; none without them."""
+    """Return the pictures of components and of uncertainty, over the drawn rows; none without rows."""
     model, drawn = subject.model, subject.drawn
     if drawn is None:
         return []
@@ -96,7 +96,7 @@ def data_pictures(subject: Subject) -> list[Picture]:
 
 @contextmanager
 def _drawing() -> Iterator[None]:
-    """Let text stay text; names that the fonts here have no glyphs for are drawn by the reader's own."""
+    """Keep text as text in the SVG, so that the reader's fonts draw glyphs that are missing here."""
     import matplotlib as mpl
 
     settings: Any = {"svg.fonttype": "none", "font.family": ["sans-serif"], "axes.unicode_minus": True}
@@ -106,7 +106,7 @@ def _drawing() -> Iterator[None]:
 
 
 def _new_axes(size: tuple[float, float]) -> Axes:
-    """Return the axes of a figure that no window knows of."""
+    """Return the axes of a figure without a window."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=size, layout="constrained").add_subplot()
@@ -118,10 +118,10 @@ def _pictures(prefix: str, texts: Sequence[tuple[str, str]], axes: Sequence[Axes
 
 
 def _svg_of(ax: Axes, name: str, title: str, description: str) -> str:
-    """Return a picture as an element of a page, whose ids are its own and whose style ends with it.
+    """Return a picture as an element of a page, with ids and a style of its own.
 
-    The salt makes ids that are referred to differ between pictures. Those of groups, to which nothing refers,
-    are equal, and are left out.
+    The salt makes the referenced ids of different pictures differ. Ids of groups would be equal; nothing
+    refers to them, and they are removed.
     """
     import matplotlib as mpl
 
@@ -198,7 +198,7 @@ def _template() -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what may be shown of a text: neither secrets nor control characters."""
+    """Return a text without secrets and control characters."""
     return value if isinstance(value, Markup) else shown(value)
 
 
@@ -254,7 +254,7 @@ def _figures(subject: Subject) -> dict[str, str]:
 
 
 def python_lines(model: GaussianMixture, data: str | None) -> str:
-    """Return the lines of Python that repeat a fit, as far as its settings say."""
+    """Return the lines of Python that repeat a fit, from its settings."""
     defaults = inspect.signature(GaussianMixture).parameters
     given = [str(len(model.weights_))]
     for name, value in model.get_params(deep=False).items():

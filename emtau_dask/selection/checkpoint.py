@@ -1,7 +1,7 @@
-"""What a selection keeps, so that a killed one goes on: the runs of its fits, and one document.
+"""The checkpoint of a selection: the runs of its fits, and one document.
 
 ``candidates/full-3.zarr`` is the run of a candidate's fit to the sample, ``fits/full-3.zarr`` that of its fit
-to all rows. ``selection.json`` says what is selected from what, and what the passes over all rows found.
+to all rows. ``selection.json`` has the candidates, the data, and the results of the passes over all rows.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from emtau_dask.storage.stores import object_store, objects_below, warn_unless_e
 
 ROOT, FORMAT, VERSION = "selection.json", "emtau-selection", 4
 LARGEST = 2**26
-"""Bytes of the document, at most."""
+"""Maximum bytes of the document."""
 
 
 @dataclass(frozen=True)
 class SelectionEntry:
-    """What is selected from what, and what passes found.
+    """The candidates and data of a selection, and the results of passes.
 
     Attributes
     ----------
     id : str
     settings : dict
-        All that must be the same where a selection goes on, the data apart; JSON.
+        Everything but the data that must be the same to continue a selection; JSON.
     seeds : (int, int)
         Of the sample, and of the fits to it.
     share : float
-        Of the rows that the sample holds.
+        Of the rows in the sample.
     data, sample_weight : SourceEntry
     samples : tuple of (str, str, int, str)
-        What chunks held: source, ``made_on``, chunk, and the digest in hexadecimal; see `ChunkContents`.
+        Contents of chunks: source, ``made_on``, chunk, and the digest in hexadecimal; see `ChunkContents`.
     scores, finalists : mapping of str to Score
         Of the fits to the sample, and of those to all rows, by the names of candidates.
     reasons : mapping of str to str
-        Why fits to the sample collapsed, by the names of their runs; complete where there are scores.
+        Why fits to the sample collapsed, by the names of their runs; complete if there are scores.
     """
 
     id: str
@@ -59,7 +59,7 @@ class SelectionEntry:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def contents(self) -> Contents:
-        """Return what the data held when the selection began; raises ValueError for an impossible digest."""
+        """Return the contents of the data when the selection began; ValueError for an impossible digest."""
         stored: dict[tuple[str, str], dict[int, bytes]] = {}
         for source, made_on, chunk, digest in self.samples:
             stored.setdefault((source, made_on), {})[chunk] = bytes.fromhex(digest)
@@ -81,13 +81,13 @@ class SelectionCheckpoint:
         return self.objects.location
 
     def run(self, folder: str, name: str) -> ObjectStore:
-        """Return where the run of a fit is."""
+        """Return the place of the run of a fit."""
         return objects_below(self.objects, f"{folder}/{name}.zarr")
 
     def entry(self) -> SelectionEntry | None:
-        """Return what the selection is; None where nothing is.
+        """Return the entry of the selection; None for an empty place.
 
-        Raises `CheckpointExistsError` where something else is there, and `CheckpointCorruptError` where the
+        Raises `CheckpointExistsError` if something else is there, and `CheckpointCorruptError` if the
         document is damaged or of another version.
         """
         data = self.objects.get(ROOT, LARGEST)
@@ -116,15 +116,15 @@ class SelectionCheckpoint:
         )
 
     def prepare(self) -> None:
-        """Make the folder; warn where two processes could go on from here without noticing each other."""
+        """Make the folder; warn if two processes could continue the selection without noticing each other."""
         self.entry()
         self.objects.prepare()
         warn_unless_exclusive(self.objects)
 
     def begin(self, entry: SelectionEntry) -> SelectionEntry:
-        """Return the entry of the selection: the one that is there, or this one as a new one.
+        """Return the stored entry of the selection; store this one if there is none.
 
-        Raises `CheckpointMismatchError` where the selection there is of other data or has other settings.
+        Raises `CheckpointMismatchError` if the stored selection has other data or settings.
         """
         found = self.entry()
         if found is None:
@@ -141,12 +141,12 @@ class SelectionCheckpoint:
         return found
 
     def keep(self, entry: SelectionEntry) -> None:
-        """Keep what a pass found, in place of the entry before."""
+        """Store the entry with the results of a pass, in place of the entry before."""
         self.objects.put(ROOT, _encoded(entry))
         self.objects.sync([ROOT])
 
     def remove(self) -> None:
-        """Remove all that is there, what says that it is a selection last."""
+        """Remove all objects, ``selection.json`` last."""
         self.objects.delete([key for key in self.objects.list("") if key != ROOT])
         self.objects.delete([ROOT])
 
@@ -157,5 +157,5 @@ def _encoded(entry: SelectionEntry) -> bytes:
 
 
 def selection_checkpoint(where: object) -> SelectionCheckpoint | None:
-    """Return that of a path, a URL or a zarr store; None for None. Raises as `object_store` does."""
+    """Return the checkpoint at a path, a URL or a zarr store; None for None. Raises as `object_store`."""
     return None if where is None else SelectionCheckpoint(object_store(where))

@@ -1,4 +1,4 @@
-"""What a selection is asked for, its criteria, and which candidates are refitted."""
+"""The settings of a selection, its criteria, and the choice of candidates to refit."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from emtau_dask.settings import CONSTRAINTS, OF_ONE_FIT
 MOST_CANDIDATES = 10_000
 LEAST_ROWS = 2**17
 ROWS_PER_PARAMETER = 10
-"""Fewest for each free parameter of the largest candidate; with fewer, fits end in chance optima."""
+"""Minimum rows of the sample for each free parameter of the largest candidate; with fewer, chance decides
+which optimum a fit finds."""
 MOST_ELEMENTS = 2**25
-"""Values of the sample, 256 MiB of float64."""
+"""Maximum values of the sample, 256 MiB of float64."""
 HELD_OUT = 0.2
-"""The least share of the rows that the sample leaves out, so that something can be held out."""
+"""Minimum share of the rows outside the sample, so that rows can be held out."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a pass over all rows found of a mixture; sums in nats, criteria in scikit-learn's scale.
+    """Sums over all rows for a mixture, in nats; criteria in scikit-learn's scale.
 
     Attributes
     ----------
@@ -41,9 +42,9 @@ class Score:
     entropy : float
         ``E = −Σ_nk w_nk ln w_nk`` of the responsibilities.
     held_out_sum : float
-        The part of L of the rows that the sample does not hold.
+        The part of L of the rows outside the sample.
     rows, held_out_rows : int
-        N, and how many of them the sample does not hold.
+        N, and how many of these are outside the sample.
     parameters : int
         p, the free parameters of the mixture.
     """
@@ -62,7 +63,7 @@ class Score:
 
     @property
     def held_out(self) -> float:
-        """The log-likelihood of the rows that the sample does not hold, nats per row; NaN without any."""
+        """The log-likelihood of the rows outside the sample, nats per row; NaN without any."""
         return self.held_out_sum / self.held_out_rows if self.held_out_rows else math.nan
 
     @property
@@ -88,7 +89,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What chooses among candidates.
+    """A rule that chooses among candidates.
 
     Attributes
     ----------
@@ -96,7 +97,7 @@ class Criterion:
     value : callable (Score) -> float
         Lower is better.
     of_sample : bool
-        Whether it judges the fits to the sample themselves, so that no fit to all rows can be compared by it.
+        Whether it judges the fits to the sample; fits to all rows cannot be compared by it.
     """
 
     name: str
@@ -115,11 +116,11 @@ CRITERIA: Mapping[str, Criterion] = MappingProxyType(
 
 
 def expected_loss(parameters: int, sample_rows: int, rows: int) -> float:
-    """Return by how much a fit to a sample is expected to lie below a fit to all rows, nats per row.
+    """Return by how much a fit to a sample is expected to be below a fit to all rows, nats per row.
 
     ``p (1/n − 1/N) / 2``: the errors of a fit to n of N rows have the covariance ``I⁻¹ (1/n − 1/N)`` about
     the optimum of all rows, where the log-likelihood has the curvature −I, I the Fisher information of a row.
-    It holds for regular models; superfluous components make a mixture no regular one.
+    It holds for regular models; a mixture with superfluous components is not regular.
     """
     return 0.5 * parameters * (1.0 / sample_rows - 1.0 / rows)
 
@@ -133,7 +134,7 @@ class Standing:
     value : float
         The criterion, by the log-likelihood of the fit to all rows.
     loss : float
-        By how many nats (of all rows) the fit to the sample lies below it.
+        By how many nats (of all rows) the fit to the sample is below it.
     """
 
     value: float
@@ -157,8 +158,8 @@ def challenger(
 ) -> str | None:
     """Return the candidate that is most likely to overtake all that are fitted to all rows; None without any.
 
-    The first one that was fitted lost L nats by the sample, which is known now. Of another one
-    ``L + (p' − p) (N/n − 1) / 2`` is expected: errors in the parameters that both have are the same.
+    The first fit to all rows shows its loss by the sample, L nats. For another candidate the expected loss is
+    ``L + (p' − p) (N/n − 1) / 2``: errors in the parameters that both have are the same.
     """
     if criterion.of_sample or not fitted:
         return None
@@ -186,7 +187,7 @@ class Candidate:
         return f"{self.covariance_type}-{self.n_components}"
 
     def n_parameters(self, n_features: int) -> int:
-        """Return p, the free parameters on so many features."""
+        """Return p, the free parameters for a number of features."""
         return free_parameters(structure_named(self.covariance_type), self.n_components, n_features)
 
     def __str__(self) -> str:
@@ -195,20 +196,20 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class SelectionSettings:
-    """What a selection is asked for.
+    """The settings of a selection.
 
     Attributes
     ----------
     candidates : tuple of Candidate
-        By covariance type as they were given, and ascending in K within each.
+        By covariance type in the given order, and ascending in K within each.
     criterion : Criterion
     template : GaussianMixture
-        Has the settings of all fits but K and the covariance type; its ``random_state`` is that of the
+        Has the settings of all fits except K and the covariance type; its ``random_state`` is that of the
         selection.
     sample_rows : int or None
-        How many are asked for; None for the default.
+        Requested number; None for the default.
     finalists : int
-        Candidates that are fitted to all rows, at most.
+        Maximum candidates that are fitted to all rows.
     """
 
     candidates: tuple[Candidate, ...]
@@ -242,7 +243,7 @@ def checked_settings(
     sample_rows: Any,
     finalists: Any,
 ) -> SelectionSettings:
-    """Return the settings of a selection; raises `ConfigError` for the first that is impossible."""
+    """Return the settings of a selection; raises `ConfigError` for the first impossible one."""
     if not isinstance(criterion, str) or criterion not in CRITERIA:
         raise ConfigError(
             f"criterion is {short(criterion)}; it must be one of {', '.join(map(repr, CRITERIA))}."
@@ -276,7 +277,7 @@ def checked_settings(
 
 
 def _several(name: str, values: Any, constraint: Constraint, wanted: str) -> list[Any]:
-    """Return what is to be chosen from; a range may be endless, so not all of it is listed."""
+    """Return the values to choose from; a range may be endless, so not all of it is listed."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise ConfigError(f"{name} is {short(values)}; it must be a list of {wanted}.")
     found = list(islice(values, MOST_CANDIDATES + 1))
@@ -316,8 +317,8 @@ def sample_share(rows: int, features: int, parameters: int, asked: int | None) -
     """Return the share of the rows that is drawn, each row on its own by the hash of its number.
 
     By default ``N / ln N`` rows: then the errors of fits to the sample, ``p N / 2n`` nats on all rows, cost
-    no more than BIC's penalty, ``p ln N / 2``. At least 2¹⁷ and 10 for each parameter of the largest
-    candidate; no more than 256 MiB hold (but 10 for each parameter), nor than four fifths of the rows.
+    no more than BIC's penalty, ``p ln N / 2``. At least 2¹⁷ rows and 10 for each parameter of the largest
+    candidate; at most 256 MiB (but always 10 for each parameter), and four fifths of the rows.
     """
     least = ROWS_PER_PARAMETER * parameters
     wanted = float(asked) if asked is not None else max(LEAST_ROWS, rows / math.log(max(rows, 3)), least)

@@ -39,12 +39,12 @@ from emtau_dask.storage.objects import ObjectStore, copy_new
 from emtau_dask.storage.stores import ZarrStoreObjects
 
 STARTS, SHORT = 8, 30
-"""Short runs of a candidate on a sample of few rows, and the iterations of each."""
+"""Number of short runs of a candidate on a small sample, and their iterations."""
 
 
 @contextmanager
 def _here(executor: Executor) -> Iterator[None]:
-    """Let fits run in this process, where the sample is, and say nothing of what the table says."""
+    """Run fits in this process, where the sample is, without warnings that the table repeats."""
     threads = {} if executor.in_process else {"scheduler": "threads"}
     with dask.config.set(threads), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=ConvergenceWarning)
@@ -59,11 +59,11 @@ def fit_candidates(
     checkpoint: SelectionCheckpoint | None,
     problem: Problem,
 ) -> tuple[dict[str, GaussianMixture], dict[str, str]]:
-    """Return the fits of candidates to the sample, by their names, and why runs collapsed, by theirs.
+    """Return the fits of candidates to the sample, and the reasons of collapsed runs, by names.
 
-    A candidate whose likelihood is lower than that of one of the same type with fewer components ended in a
-    worse optimum than there is. It is fitted once more, from other starts, and the better fit is kept. So is
-    one that collapsed. Fits that the checkpoint has are read; those that are known to collapse are not made.
+    If the likelihood of a candidate is below that of one of the same type with fewer components, it missed a
+    better optimum. It is fitted once more, from other starts, and the better fit is kept. A collapsed one is
+    fitted once more too. Fits in the checkpoint are read, and runs that are known to collapse are left out.
     """
     fits: dict[str, GaussianMixture] = {}
     reasons = dict(entry.reasons)
@@ -100,7 +100,7 @@ def _fitted_to_sample(
 ) -> GaussianMixture:
     """Return an estimator that is fitted to the sample.
 
-    Its run is written when it has ended: starts and iterations on a sample take less time than their commits.
+    Its run is written when it has ended, since starts and iterations on a sample take less time than commits.
     """
     if place is None:
         return fit_sample(estimator, sample())
@@ -124,9 +124,9 @@ def fit_sample(
 ) -> GaussianMixture:
     """Fit a candidate's estimator to the sample, with ``run`` as its checkpoint; return it.
 
-    Where rows are few, ``"auto"`` would have few annealed starts, or one. In their place come eight short
-    runs of EM with quasi-Newton steps, of which the best goes on: Biernacki, Celeux and Govaert 2003,
-    "Choosing starting values for the EM algorithm".
+    For few rows ``"auto"`` has only a few annealed starts, or one. So eight short runs of EM with
+    quasi-Newton steps replace them, and the best continues: Biernacki, Celeux and Govaert 2003, "Choosing
+    starting values for the EM algorithm".
     """
     mixture.set_params(verbose=0)
     rows, counts = sample.rows, sample.counts
@@ -160,7 +160,7 @@ def fit_to_all_rows(
 ) -> GaussianMixture:
     """Return an estimator fitted to all rows from ``start``, its fit to the sample.
 
-    A run in ``place`` that was killed goes on. Raises `SingularComponentError` where a component collapsed.
+    A killed run in ``place`` is resumed. Raises `SingularComponentError` if a component collapsed.
     """
     saved = None if place is None else _saved(place)
     if saved is None:
@@ -188,19 +188,19 @@ def fit_to_all_rows(
 
 @contextmanager
 def _as_new(place: ObjectStore | None) -> Iterator[None]:
-    """Raise `CheckpointTakenError` where the place of a new run has one by now."""
+    """Raise `CheckpointTakenError` if the place of a new run has one by now."""
     try:
         yield
     except CheckpointExistsError as error:
         assert place is not None
         raise CheckpointTakenError(
-            f"another process goes on with this selection: it has begun the fit in {place.location} "
+            f"another process continues this selection: it has begun the fit in {place.location} "
             "meanwhile. Let it finish, or stop it and give the same call again."
         ) from error
 
 
 def _saved(place: ObjectStore) -> SavedFit | None:
-    """Return the run that is there; None where there is none. What is left of a damaged one is removed."""
+    """Return the stored run; None if there is none. Remnants of a damaged one are removed."""
     try:
         if holds_run(place):
             return open_saved(place)

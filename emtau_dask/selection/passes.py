@@ -26,22 +26,22 @@ from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 from emtau_dask.selection.criteria import Score
 
 MOST_ROWS = 2.0**53
-"""Rows beyond which float64 no longer counts each of them."""
+"""Maximum rows that float64 counts exactly."""
 
 
 @dataclass(frozen=True, eq=False)
 class CountedRows:
-    """Rows (m, d) in their order, and how many rows each of them stands for (m,), None where that is 1."""
+    """Rows (m, d) in their order, and the number of equal rows of each, (m,); None if that is 1."""
 
     rows: Floats
     counts: Floats | None
 
 
 def held_counts(samples: Samples, chunk_range: ChunkRange, positions: Ints, counts: Floats | None) -> Floats:
-    """Return how many of the equal rows that each of ``positions`` stands for are in a sample of one share.
+    """Return how many of the equal rows of each of ``positions`` are in a sample of one share.
 
-    Each of them is in it by itself, so that of s rows there are k with the probability ``Binomial(k; s,
-    share)``. The k of a row is where its number in [0, 1) lies in that distribution, from above.
+    Each of them is drawn by itself, so k of s rows are in the sample with the probability ``Binomial(k; s,
+    share)``. The k of a row is the upper quantile of that distribution at its number in [0, 1).
     """
     (share,) = samples.shares
     numbers = samples.numbers(chunk_range, positions)
@@ -53,7 +53,7 @@ def held_counts(samples: Samples, chunk_range: ChunkRange, positions: Ints, coun
 
 
 def _fractions(chunk_range: ChunkRange, counts: NDArray[Any]) -> dict[int, str]:
-    """Return the first weight of a chunk that is no whole number, by its row."""
+    """Return the first weight of a chunk that is not a whole number, by its row."""
     whole = counts == np.rint(counts)
     place = int(np.argmin(whole))
     row = chunk_range.start + place
@@ -61,9 +61,9 @@ def _fractions(chunk_range: ChunkRange, counts: NDArray[Any]) -> dict[int, str]:
 
 
 def count_rows(problem: Problem) -> int:
-    """Return N, the rows that all rows stand for; reads the weights, where there are any.
+    """Return N, the sum of the weights, or the number of rows without weights.
 
-    Raises `InvalidDataError` where a weight is no whole number, or they are too many.
+    Raises `InvalidDataError` if a weight is not a whole number, or N is too large.
     """
     weights, context = problem.weights, problem.context
     if weights is not None:
@@ -92,7 +92,7 @@ def count_rows(problem: Problem) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _SampleTask(ChunkTask[list[tuple[int, Floats, Floats]]]):
-    """Finds the number of a chunk, its rows that are in the sample, and their counts."""
+    """Returns the number of a chunk, its rows in the sample, and their counts."""
 
     loader: ChunkLoader
     samples: Samples
@@ -111,7 +111,7 @@ class _SampleTask(ChunkTask[list[tuple[int, Floats, Floats]]]):
 def draw_sample(problem: Problem, samples: Samples, least: int) -> CountedRows:
     """Return the rows of a sample of one share, from one pass over all rows.
 
-    Raises `InvalidDataError` where one holds NaN or infinity, or there are fewer than ``least``.
+    Raises `InvalidDataError` if one has NaN or infinity, or there are fewer than ``least``.
     """
     with first_unusable_row_named(problem):
         parts = problem.map_reduce(
@@ -130,7 +130,7 @@ def draw_sample(problem: Problem, samples: Samples, least: int) -> CountedRows:
 
 @dataclass(frozen=True, eq=False)
 class _ScoreTask(ChunkTask[Floats]):
-    """Finds the sums of a `Score` of a chunk for one mixture after another: an array (mixtures, 5)."""
+    """Returns the sums of a `Score` of a chunk for one mixture after another: an array (mixtures, 5)."""
 
     loader: ChunkLoader
     samples: Samples
@@ -157,7 +157,7 @@ class _ScoreTask(ChunkTask[Floats]):
 def score_all(problem: Problem, samples: Samples, mixtures: Sequence[MixtureParameters]) -> list[Score]:
     """Return the score of each mixture on all rows, in one pass; rows of the sample are not held out.
 
-    Raises `InvalidDataError` where a row holds NaN or infinity, or is beyond the reach of every component.
+    Raises `InvalidDataError` if a row has NaN or infinity, or is too far from every component.
     """
     client, n_rows = problem.executor.client, problem.rows.shape[0] * len(mixtures)
     kernels = tuple(kernels_to_score(client, mixture, n_rows) for mixture in mixtures)

@@ -61,9 +61,9 @@ def select_components(  # noqa: PLR0913
 ) -> ComponentSelection:
     """Choose the number of components, and the covariance type, of a mixture; fit the best one to all rows.
 
-    Every candidate is fitted to one sample of the rows, which is drawn in one reading. One more pass over all
-    rows scores all candidates together: each chunk is read once. The best one is then fitted to all rows,
-    from where its fit to the sample ended.
+    Every candidate is fitted to one sample of the rows, which takes one reading of the data. One more pass
+    over all rows scores all candidates: each chunk is read once. The best one is then fitted to all rows,
+    from its fit to the sample.
 
     Parameters
     ----------
@@ -72,30 +72,30 @@ def select_components(  # noqa: PLR0913
     n_components : iterable of int
         The numbers to choose from, such as ``range(2, 21)``.
     covariance_types : iterable of str, default=("full",)
-        The types to choose from; each goes with every number.
+        The types to choose from; each is combined with every number.
     criterion : {"bic", "aic", "icl", "held-out"}, default="bic"
-        What chooses; the table has all four, see `Score`. ``"bic"``: for the number of components of the
-        density. ``"icl"``: for the number of clusters; it also charges for components that overlap.
-        ``"aic"`` and ``"held-out"``: for prediction.
+        The criterion of the choice; the table has all four, see `Score`. ``"bic"``: for the number of
+        components of the density. ``"icl"``: for the number of clusters; it also charges for components that
+        overlap. ``"aic"`` and ``"held-out"``: for prediction.
     random_state : int, RandomState, Generator or None
         Of the sample and of all fits; by default that of ``estimator``.
     estimator : GaussianMixture, optional
-        Its settings are those of all fits, but for the number of components and the covariance type.
+        Settings of all fits, except the number of components and the covariance type.
     sample_rows : int, optional
-        About how many rows the sample holds. By default N / ln N: then what the errors of fits to it cost
-        on all rows is no more than what BIC charges. At least 131,072 and 10 for each parameter of the
-        largest candidate, and no more than 256 MiB hold; four fifths of all rows at most.
+        Approximate rows of the sample. By default N / ln N: then the errors of fits to it cost no more than
+        BIC's penalty. At least 131,072 and 10 for each parameter of the largest candidate; at most 256 MiB,
+        and four fifths of all rows.
     finalists : int, default=2
-        At most so many candidates are fitted to all rows: the best one and, where a larger likelihood on all
-        rows than on the sample may let others overtake it, those. With 1 nothing is fitted but the best one.
+        Maximum candidates that are fitted to all rows: the best one, and those that may overtake it by their
+        expected gain. With 1 only the best one is fitted.
     columns : sequence of str, optional
         See `GaussianMixture.fit`.
     checkpoint : str, Path or zarr store, optional
         A folder or URL that keeps what is done; see `GaussianMixture`. The same call with the same place goes
         on where a killed one stopped, and gives the same bits; a finished one gives its result again.
     sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
-        How many equal rows each row stands for: whole numbers, by default 1. A row of weight 3 is three rows,
-        of which the sample may hold some; N in the penalties is the sum of the weights.
+        Number of equal rows of each row: whole numbers, by default 1. A row of weight 3 is three rows, some
+        of which may be in the sample; N in the penalties is the sum of the weights.
 
     Returns
     -------
@@ -110,8 +110,8 @@ def select_components(  # noqa: PLR0913
     InvalidDataError
         The data cannot be used, the sample has fewer rows than components, or no candidate could be fitted.
     CheckpointError
-        The checkpoint's place holds something else, cannot be used, is of other data or settings
-        (`CheckpointMismatchError`), or another process goes on there (`CheckpointTakenError`).
+        The checkpoint's place has something else, cannot be used, has other data or settings
+        (`CheckpointMismatchError`), or another process continues there (`CheckpointTakenError`).
     ClusterError
         The dask cluster cannot be used, or failed.
 
@@ -164,14 +164,14 @@ def select(
 
 def _going_on(checkpoint: SelectionCheckpoint | None) -> str:
     if checkpoint is None:
-        return "The selection was interrupted; with checkpoint=PATH what is done would have been kept."
+        return "The selection was interrupted. With checkpoint=PATH its progress would have been kept."
     return shown(
-        f"The selection was interrupted. The same call goes on from what is done, in {checkpoint.location}."
+        f"The selection was interrupted. The same call continues from its progress in {checkpoint.location}."
     )
 
 
 class Unclosed:
-    """Passes on to an observer all but that one of several fits is over."""
+    """Passes everything on to an observer, except the end of one of several fits."""
 
     def __init__(self, observer: FitObserver) -> None:
         self.stage, self.chunks_done = observer.stage, observer.chunks_done
@@ -211,7 +211,7 @@ def _begun(
     problem: Problem,
     checkpoint: SelectionCheckpoint | None,
 ) -> tuple[SelectionEntry, Problem]:
-    """Return what is selected from what, as a checkpoint has it where there is one, and the problem."""
+    """Return the entry of the selection, from the checkpoint if there is one, and the problem."""
     n_rows, n_features = count_rows(problem), problem.n_features
     p = max(candidate.n_parameters(n_features) for candidate in settings.candidates)
     seeds, named = Seeds(settings.template.random_state), sources.named()
@@ -291,7 +291,7 @@ def _scores(
 
 
 def _kept(checkpoint: SelectionCheckpoint | None, entry: SelectionEntry, **found: Any) -> SelectionEntry:
-    """Return the entry with what was found, after it is kept."""
+    """Store the entry with new results, and return it."""
     changed = replace(entry, **found)
     if checkpoint is not None and changed != entry:
         checkpoint.keep(changed)
@@ -306,7 +306,7 @@ def _finals(
     checkpoint: SelectionCheckpoint | None,
     observer: FitObserver,
 ) -> tuple[dict[str, GaussianMixture], dict[str, str]]:
-    """Return the finalists, fitted to all rows, and why others collapsed there."""
+    """Return the finalists, fitted to all rows, and the reasons of collapsed ones."""
     candidates = {candidate.name: candidate for candidate in settings.candidates}
     finals: dict[str, GaussianMixture] = {}
     standings: dict[str, Standing] = {}

@@ -1,4 +1,4 @@
-"""What a selection found: a row for each candidate, and the best fit."""
+"""The result of a selection: a row for each candidate, and the best fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.selection.criteria import Score, SelectionSettings, expected_loss
 
 HEADINGS = ("K", "covariance", "p", "log-lik.", "BIC", "AIC", "ICL", "held out", "")
-"""Of the columns of `CandidateRecord.cells`."""
+"""Headings of the columns of `CandidateRecord.cells`."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,19 @@ class CandidateRecord:
     parameters : int
         p, the free parameters.
     log_likelihood : float
-        Of all rows; nats per row. As all that is known of a candidate that could not be fitted: NaN.
+        Of all rows; nats per row. NaN, as all other values, for a candidate that could not be fitted.
     bic, aic, icl : float
         In scikit-learn's scale: lower is better. The penalties count all N rows.
     held_out : float
-        Log-likelihood of the rows that the sample does not hold; nats per row. NaN in the table of fits to
-        all rows, which have seen them.
+        Log-likelihood of the rows outside the sample; nats per row. NaN in the table of fits to all rows.
     expected_loss : float
-        By how much the sample's fit is expected to lie below a fit to all rows; nats per row.
+        By how much the sample's fit is expected to be below a fit to all rows; nats per row.
     converged : bool
         Whether the fit stopped by tol.
     seconds : float
         Of the iterations of the fit to the sample; wall-clock time.
     reason : str
-        Why it could not be fitted; "" where it was.
+        Why it could not be fitted; "" if it was.
     """
 
     n_components: int
@@ -68,7 +67,7 @@ class CandidateRecord:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The values as texts, for a table; the last one is empty or says what is amiss."""
+        """The values as texts, for a table; the last one is empty or a note."""
         begin = (f"{self.n_components}", self.covariance_type, f"{self.parameters:,}")
         if self.reason:
             return (*begin, "", "", "", "", "", "could not be fitted")
@@ -94,7 +93,7 @@ class SelectionTable(Sequence[CandidateRecord]):
     criterion : str
         The name of the criterion that chose.
     best : int
-        The index of the chosen record; 0 where there are none.
+        The index of the chosen record; 0 if there are none.
     """
 
     records: tuple[CandidateRecord, ...]
@@ -150,7 +149,7 @@ class SelectionPasses:
     sample : int
         Readings for the sample: one.
     scoring : int
-        Readings for scores: one of all candidates, and one of the finalists where there were several.
+        Readings for scores: one for all candidates, and one for the finalists if there were several.
     fits : float
         Work of the fits to all rows, ``history_.work`` of all finalists together.
     """
@@ -167,7 +166,7 @@ class SelectionPasses:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ComponentSelection:
-    """What `select_components` returns.
+    """The result of `select_components`.
 
     Attributes
     ----------
@@ -176,7 +175,7 @@ class ComponentSelection:
     table_ : SelectionTable
         All candidates, by their fits to the sample.
     finalists_ : SelectionTable
-        The candidates that were fitted to all rows, by these fits, where there were several; else empty.
+        The candidates that were fitted to all rows, by these fits; empty if there was only one.
     passes_ : SelectionPasses
     n_rows_, sample_rows_ : int
         Rows of the data, and of the sample; a row of weight 3 counts as three.
@@ -226,7 +225,7 @@ def result_of(
     """Return the result of a selection; the first of equal finalists is best.
 
     All mappings are by the names of candidates. ``fits`` are those to the sample, ``finals`` those to all
-    rows, which have no scores where it is one. ``reasons`` say why others collapsed, on either.
+    rows, without scores if there is only one. ``reasons`` say why others collapsed, on either.
     """
     best = next(iter(finals))
     if final_scores:

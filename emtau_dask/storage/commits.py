@@ -1,10 +1,10 @@
-"""Commits: created exclusively, digested, two kept, swept; how a run begins and is opened.
+"""Commits: exclusive creation, digests, removal of old ones; the beginning and opening of runs.
 
 A commit is the metadata document of a zarr group, ``commits/<n>/zarr.json``, whose attributes are its
-manifest. Of two processes, the one that creates commit n + 1 continues the run. Nothing that a kept
-commit refers to is ever removed, and only the owner of the newest commit removes anything.
+manifest. Of two processes, the one that creates commit n + 1 continues the run. Nothing that one of the two
+newest commits refers to is ever removed, and only the owner of the newest commit removes anything.
 
-What a process writes lies under an attempt id of its own, ``attempts/<base>-<random>``, where ``base`` is
+A process writes under an attempt id of its own, ``attempts/<base>-<random>``, where ``base`` is
 the newest commit when it began. An attempt whose base is older than the newest commit can never commit
 again, so its unreferenced objects may be removed.
 """
@@ -60,7 +60,7 @@ def new_attempt(base: int) -> str:
 
 
 def read_root(objects: ObjectStore) -> dict[str, Any]:
-    """Return what the root document says; raises `CheckpointCorruptError` where it is missing or damaged."""
+    """Return the root document; raises `CheckpointCorruptError` if it is missing or damaged."""
     return read_document(objects, ROOT_DOCUMENT, MAX_ROOT_BYTES)
 
 
@@ -83,12 +83,12 @@ class CommitLog:
         self._candidates: set[str] = set()
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the commits that are there, ascending."""
+        """Return the numbers of the existing commits, ascending."""
         matches = (COMMIT_KEY.fullmatch(key) for key in self.objects.list("commits/"))
         return sorted(int(match[1]) for match in matches if match)
 
     def read(self, number: int) -> dict[str, Any]:
-        """Return the manifest of a commit; raises `CheckpointCorruptError` where it is missing or damaged."""
+        """Return the manifest of a commit; raises `CheckpointCorruptError` if it is missing or damaged."""
         key = _commit_key(number)
         manifest = read_document(self.objects, key, MAX_MANIFEST_BYTES)
         found, run = manifest.get("number"), manifest.get("run")
@@ -100,7 +100,7 @@ class CommitLog:
         return manifest
 
     def keep(self, number: int, references: Iterable[str]) -> None:
-        """Remember the references of a commit that this process made or resumes from."""
+        """Remember the references of a commit that this process wrote or resumes from."""
         self._kept[number] = frozenset(references)
         self._candidates |= self._kept[number]
 
@@ -114,9 +114,9 @@ class CommitLog:
         ``run`` and ``number`` are added to ``manifest``, which is JSON. ``references`` are the keys of all
         objects that it refers to; these must be durable already.
 
-        Raises `CheckpointTakenError` where another process has continued or replaced this run, and
-        `CheckpointError` where the store failed, or where the manifest would be too long; then the last
-        commit stands.
+        Raises `CheckpointTakenError` if another process has continued or replaced this run, and
+        `CheckpointError` if the store failed, or if the manifest would be too long; then the last
+        commit stays the newest.
         """
         with self.watched():
             number = self.last + 1
@@ -165,7 +165,7 @@ class CommitLog:
             raise
 
     def standing(self) -> str:
-        """Return a sentence on what can be resumed after the store has failed; looks at the store."""
+        """Return a sentence on what can be resumed after the store has failed; reads the store."""
         with suppress(CheckpointError):
             if numbers := self.numbers():
                 self.read(numbers[-1])
@@ -191,7 +191,7 @@ class CommitLog:
             raise
 
     def _check_own(self, newest: int) -> None:
-        """Raise `CheckpointTakenError` where another process has made a commit after ``newest``."""
+        """Raise `CheckpointTakenError` if another process has made a commit after ``newest``."""
         if self.objects.get(ROOT_DOCUMENT, 0) is None:
             raise CheckpointError(
                 f"the run in {self.objects.location} has vanished: {ROOT_DOCUMENT} is gone. Restore it, and "
@@ -224,7 +224,7 @@ class CommitLog:
     def sweep_everything(self, attempt: str) -> None:
         """Remove every unreferenced object of ``attempt``, this process's, and of attempts that ended.
 
-        Their metadata documents stay as long as one of their objects does.
+        The metadata document of an array stays as long as one of its objects.
         """
         referenced = self._referenced()
         in_use = {str(folder) for key in referenced for folder in PurePosixPath(key).parents}
@@ -245,7 +245,7 @@ class CommitLog:
 def check_startable(objects: ObjectStore, *, overwrite: bool) -> dict[str, Any] | None:
     """Return the root document of the run that a new one would replace; None for an empty store.
 
-    Writes nothing. Raises `CheckpointExistsError` where no new run may begin.
+    Writes nothing. Raises `CheckpointExistsError` if no new run may begin.
     """
     if objects.empty():
         return None
@@ -264,7 +264,7 @@ def check_startable(objects: ObjectStore, *, overwrite: bool) -> dict[str, Any] 
 
 
 def _root_in(objects: ObjectStore) -> dict[str, Any] | None:
-    """Return the root document of a run; None where no run is."""
+    """Return the root document of a run; None without a run."""
     try:
         found = read_root(objects)
     except CheckpointCorruptError:
@@ -278,7 +278,7 @@ def holds_run(objects: ObjectStore) -> bool:
 
 
 def _own_root(objects: ObjectStore) -> dict[str, Any]:
-    """Return the root document; raises `CheckpointMismatchError` for one of another kind that we write."""
+    """Return the root document; raises `CheckpointMismatchError` for another kind of our own groups."""
     try:
         return read_root(objects)
     except CheckpointCorruptError:
@@ -299,8 +299,8 @@ def start_log(objects: ObjectStore, *, overwrite: bool) -> CommitLog:
     Only objects of the run found at the beginning are removed, and only while no other process
     may replace that run.
 
-    Raises `CheckpointExistsError` where there is something already, `CheckpointTakenError` where another
-    process began a run at the same time, and `CheckpointError` where the store failed; what was written is
+    Raises `CheckpointExistsError` if something exists already, `CheckpointTakenError` if another
+    process began a run at the same time, and `CheckpointError` if the store failed; what was written is
     removed again.
     """
     earlier = check_startable(objects, overwrite=overwrite)
@@ -324,7 +324,7 @@ def _replace(objects: ObjectStore, earlier: dict[str, Any], root: bytes) -> None
     """Remove an earlier run, commits first, and then replace its root document by ``root``.
 
     The earlier root document stays until then: the place is never empty for other processes, and if
-    this one is killed, the rest can be replaced again.
+    this process is killed, the rest can still be replaced.
     """
     with objects.claimed():
         keys = objects.list("")
@@ -341,8 +341,8 @@ def _replace(objects: ObjectStore, earlier: dict[str, Any], root: bytes) -> None
 def open_log(objects: ObjectStore) -> CommitLog:
     """Open a run.
 
-    Raises `CheckpointError` where there is none, `CheckpointMismatchError` where it is of another format or
-    version, and `CheckpointCorruptError` where its root document is damaged or it has no commit.
+    Raises `CheckpointError` if there is none, `CheckpointMismatchError` if it has another format or
+    version, and `CheckpointCorruptError` if its root document is damaged or it has no commit.
     """
     if objects.get(ROOT_DOCUMENT, 0) is None:
         raise CheckpointError(

@@ -1,8 +1,8 @@
 """Reads past the page cache.
 
-Data larger than memory push themselves out of the page cache before they are read again. The
-cache then saves no read, and each costs a copy and the upkeep of pages: several times the CPU time
-of the transfer (`benchmarks/out_of_core.py`). Linux can read straight into aligned memory (O_DIRECT).
+The page cache drops data larger than memory before they are read again. It then saves no read, and each read
+costs a copy and the management of pages: several times the CPU time of the transfer
+(`benchmarks/out_of_core.py`). Linux can read straight into aligned memory (O_DIRECT).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from emtau_dask.storage.files import fill
 
 KEY = "emtau.direct-reads"
 LEAST_BYTES = 2**20
-"""Fewer bytes, decoded, are not read directly: a transfer of their own would take long."""
+"""Minimum decoded bytes of a direct read; for fewer, a transfer of their own takes too long."""
 ALIGNED = 4096
-"""Bytes; offsets, lengths and addresses are multiples of it, as nearly all disks demand."""
+"""Alignment of offsets, lengths and addresses (bytes), enough for nearly all disks."""
 CACHED_SHARE = 0.75
-"""Larger data, as a share of the memory that this process may use, are not expected in the page cache."""
+"""Maximum size of data that the page cache can hold, as a share of the memory that this process may use."""
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = {
     "": ("/sys/fs/cgroup", ("memory.max", "memory.high")),
     "memory": ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes",)),
 }
-"""Where limits are, and the names of their files, for versions 2 and 1 of cgroups."""
+"""Folders of limits and names of their files, for versions 2 and 1 of cgroups."""
 
 
 def passes_cache(n_bytes: int) -> bool:
     """Return whether data of ``n_bytes`` on disk, all of which each pass reads, are better read directly.
 
-    As dask's ``emtau.direct-reads`` says in this process; with "auto", where they take more than three
-    quarters of the memory that this process may use. Raises `ConfigError` for any other word.
+    dask's ``emtau.direct-reads`` of this process decides; "auto" means data of more than three quarters of
+    the memory that this process may use. Raises `ConfigError` for an unknown value.
     """
     setting = choice_setting(KEY)
     if setting == "auto":
@@ -73,8 +73,8 @@ def _lines(path: Path) -> list[str]:
 def read_directly(path: Path, begin: int = 0, size: int | None = None) -> NDArray[np.uint8] | None:
     """Return ``size`` bytes of a file, by default all from ``begin`` on, past the page cache.
 
-    None where the file has fewer, or where this system or file system has no direct reads. Also None
-    where the file cannot be read at all: an ordinary read will say why.
+    None if the file has fewer, or if this system or file system has no direct reads. Also None if the
+    file cannot be read at all: an ordinary read will raise the error.
     """
     if not hasattr(os, "O_DIRECT"):
         return None

@@ -1,4 +1,4 @@
-"""What lies at a path or URL: its kind, and the files that a pattern names."""
+"""The kind of what is at a path or URL, and the files that a pattern names."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ REMEDIES = {
     "a .npy file": "Give it the ending .npy",
     "a parquet file": "Give it the ending .parquet",
 }
-"""What to do with data that are not read."""
+"""Remedies for data that are not read."""
 Place = str | Sequence[str]
 
 
 def kind_by_ending(path: str) -> str | None:
-    """Return what the ending of a path or URL says, with an article; None where it says nothing."""
+    """Return the kind by the ending of a path or URL, with an article; None if the ending is unknown."""
     return {**READABLE, **OTHER_ENDINGS}.get(suffix_of(path).lower())
 
 
 def kind_of(path: str) -> str | None:
-    """Return what lies at a path, with an article; None for nothing, plain text, and what is not known.
+    """Return the kind of what is at a path, with an article; None for nothing, plain text, and unknown kinds.
 
-    Behind a URL the ending decides, and nothing is opened.
+    For a URL the ending decides, and nothing is opened.
     """
     path = plain_path(path)
     if is_url(path):
@@ -86,7 +86,7 @@ def kind_of(path: str) -> str | None:
 
 
 def check_readable(path: str, array: str | None) -> None:
-    """Raise `InvalidDataError` where a path holds neither a folder nor a zarr array that may be rows.
+    """Raise `InvalidDataError` if a path has neither a folder nor a zarr array that may be rows.
 
     A member of a group that this package wrote must be named by ``array``.
     """
@@ -107,7 +107,7 @@ def check_readable(path: str, array: str | None) -> None:
 
 
 def _kind_of_folder(folder: Path) -> str:
-    """Return what a folder is; raises OSError or ValueError where it cannot be looked at."""
+    """Return the kind of a folder; raises OSError or ValueError if it cannot be read."""
     found = document_at(LocalStore(folder, read_only=True), "")
     if found is None:
         return "a folder"
@@ -121,7 +121,7 @@ def _kind_of_folder(folder: Path) -> str:
 
 
 def paths_at(place: Place) -> tuple[str, ...]:
-    """Return the paths and URLs that a place stands for.
+    """Return the paths and URLs of a place.
 
     Parameters
     ----------
@@ -132,8 +132,8 @@ def paths_at(place: Place) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        Those of a list in its order. Those of a pattern in dask's natural order, in which ``part-9`` comes
-        before ``part-10``.
+        Those of a list in its order. Those of a pattern in natural order, in which ``part-9`` comes before
+        ``part-10``.
 
     Raises
     ------
@@ -168,9 +168,9 @@ def _matches(path: str) -> list[str]:
 
 
 def _local_matches(pattern: str) -> list[str]:
-    """Return the paths that match; raises `OSError` where a folder that may hold some cannot be looked into.
+    """Return the paths that match; raises `OSError` if a folder that may have some cannot be listed.
 
-    Python's glob takes such a folder for an empty one.
+    Python's glob treats such a folder as empty.
     """
     parts = Path(pattern).parts
     for number, part in enumerate(parts):
@@ -185,7 +185,7 @@ def _local_matches(pattern: str) -> list[str]:
 
 
 def _sorted_glob(pattern: str) -> list[str]:
-    # Path.glob would also find hidden files, such as those that are being written.
+    # Path.glob would also find hidden files, such as unfinished ones.
     return sorted(glob(pattern, recursive=True), key=natural_sort_key)  # noqa: PTH207
 
 
@@ -204,7 +204,7 @@ def _remote_matches(url: str) -> list[str]:
 
 
 def place_text(place: Place) -> str:
-    """Return a place for messages: a path or pattern, or the first of a list and how many follow."""
+    """Return a place for messages: a path or pattern, or the first of a list and the number of others."""
     if isinstance(place, str):
         return place
     first, *others = place

@@ -4,9 +4,9 @@ An object is bytes under a key such as ``commits/3/zarr.json``. It is written wh
 not changed afterwards. A store is a folder, an fsspec URL, or a zarr store of the user's.
 `ObjectStore.create` decides which of several processes writes a commit.
 
-The metadata documents are zarr's own, so that ``zarr.open`` reads what is written here. This module does
-not trust them when it reads, because a checkpoint may come from a stranger: it compares a chunk's bytes
-with their digest, and what they decode to with the expected size.
+The metadata documents are zarr's own, so ``zarr.open`` reads what is written here. This module does
+not trust them when it reads, because a checkpoint may be untrusted: it compares a chunk's bytes
+with their digest, and their decoded size with the expected one.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ PARTIAL_NAME = re.compile(r"\..*\.[0-9a-f]{32}\.partial")
 CLAIM = "replacing"
 """In stores without locks, this object exists while a process replaces a run."""
 PROBES = "probe"
-"""The folder where processes try a store before a run begins; they remove what they write."""
+"""The folder in which processes test a store before a run begins; they remove what they write."""
 ROOT_DOCUMENT = "zarr.json"
 LEVEL = 1
 
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """Objects by key; picklable, so that tasks can take it along."""
+    """Objects by key. It can be pickled, so that tasks can carry it."""
 
     @property
     def location(self) -> str:
@@ -72,15 +72,15 @@ class ObjectStore(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Make the folder of the first object, where the store has folders."""
+        """Make the folder of the first object, if the store has folders."""
         return
 
     def empty(self) -> bool:
-        """Return whether nothing is there."""
+        """Return whether the store has no objects."""
         ...
 
     def get(self, key: str, limit: int) -> bytes | None:
-        """Return an object's bytes, of which no more than ``limit + 1`` are needed; None for no object."""
+        """Return an object's bytes, at least the first ``limit + 1``; None for no object."""
         ...
 
     def put(self, key: str, data: bytes) -> None:
@@ -88,11 +88,11 @@ class ObjectStore(Protocol):
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write an object that does not exist, durably; return False where it does."""
+        """Write an object durably, unless it exists; return False if it does."""
         ...
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Make objects survive a loss of power, where writing them does not do so already."""
+        """Make objects survive a loss of power, if writing them does not do so already."""
         return
 
     def list(self, prefix: str) -> list[str]:
@@ -105,11 +105,11 @@ class ObjectStore(Protocol):
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Let this process alone replace what is there; raises `CheckpointTakenError` where another does."""
+        """Lock the store for replacing a run; `CheckpointTakenError` if another process has the lock."""
         if not self.create(CLAIM, uuid.uuid4().hex.encode()):
             raise CheckpointTakenError(
-                f"another process is replacing the run in {self.location}, or ended while it did. See that "
-                f"none is, remove {CLAIM} there, and start again."
+                f"another process is replacing the run in {self.location}, or was killed while replacing it. "
+                f"If none is, remove the object {CLAIM!r} there, and start again."
             )
         try:
             yield
@@ -121,7 +121,7 @@ class ObjectStore(Protocol):
 def storage_errors(
     location: str, doing: str, remedy: Callable[[Exception], str] = remedy_of
 ) -> Iterator[None]:
-    """Raise `CheckpointError` for any error of a store, `StoreUnreachableError` where it does not answer.
+    """Raise `CheckpointError` for any error of a store, `StoreUnreachableError` if it does not answer.
 
     ``doing`` completes "cannot …"; ``remedy`` says what is wrong and what to do about it.
     """
@@ -137,26 +137,30 @@ def storage_errors(
 
 
 def is_remnant(key: str) -> bool:
-    """Return whether an object may remain of a process that ended before it had begun a run."""
+    """Return whether an object may be a remnant of a process that ended before it had begun a run."""
     return key.startswith(f"{PROBES}/") or PARTIAL_NAME.fullmatch(key) is not None
 
 
 def begun_elsewhere(objects: ObjectStore) -> CheckpointTakenError:
     """Return the error for a run that another process has begun just before this one."""
-    return CheckpointTakenError(f"another process has just begun a run in {objects.location}.")
+    return CheckpointTakenError(
+        f"another process has just begun a run in {objects.location}. Choose another place."
+    )
 
 
 def copy_new(source: ObjectStore, target: ObjectStore) -> None:
-    """Copy all objects into an empty store, the root document last; where that fails, nothing stays.
+    """Copy all objects into an empty store, the root document last; after a failure nothing stays.
 
     Of several processes that do this at once one succeeds; others raise `CheckpointExistsError`, as does
-    one that finds remains. A store that fails raises `CheckpointError`.
+    one that finds remnants. A store that fails raises `CheckpointError`.
     """
     first, *others = [key for key in source.list("") if key != ROOT_DOCUMENT]
     limit = sys.maxsize - 1
     try:
         if not target.create(first, source.get(first, limit) or b""):
-            raise CheckpointExistsError(f"{target.location} is being written by another process.")
+            raise CheckpointExistsError(
+                f"another process is writing {target.location}. Choose another place."
+            )
         each(lambda key: target.put(key, source.get(key, limit) or b""), others)
         target.create(ROOT_DOCUMENT, source.get(ROOT_DOCUMENT, limit) or b"")
     except CheckpointExistsError:
@@ -185,14 +189,14 @@ def digested_document(content: Mapping[str, Any]) -> bytes:
 
 
 def canonical(content: Any) -> bytes:
-    """Return JSON as it is digested."""
+    """Return the form of JSON that is digested."""
     return json.dumps(content, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
 
 
 def read_document(objects: ObjectStore, key: str, limit: int) -> dict[str, Any]:
     """Return the content of a digested document of at most ``limit`` bytes.
 
-    Raises `CheckpointCorruptError` where it is missing, too large, damaged, or not what its digest says.
+    Raises `CheckpointCorruptError` if it is missing, too large, damaged, or has another digest.
     """
     data = objects.get(key, limit)
     where = f"{key} in {objects.location}"
@@ -216,7 +220,7 @@ def read_document(objects: ObjectStore, key: str, limit: int) -> dict[str, Any]:
 class ArrayLayout:
     """A zarr array in the folder ``name``, of which single chunks are written; ``dtype`` is NumPy's name.
 
-    A chunk is its values, little-endian, in C order; compressed by zstd, if ``compressed`` says so.
+    A chunk is its values, little-endian, in C order; compressed by zstd if ``compressed``.
     """
 
     name: str
@@ -276,12 +280,12 @@ def _decoded(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: str
 
 
 def compress(values: NDArray[Any]) -> bytes:
-    """Return what `encode` does, compressed by zstd."""
+    """Return the bytes of `encode`, compressed by zstd."""
     return bytes(Zstd(level=LEVEL).encode(np.frombuffer(encode(values), dtype=np.uint8)))
 
 
 def decompress(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
-    """Return the values, read-only, that `compress` was given; raises as `decode` does."""
+    """Return the values, read-only, that were given to `compress`; raises as `decode` does."""
     try:
         found = Zstd(level=LEVEL).decode(data)
     except (RuntimeError, ValueError) as error:
@@ -292,7 +296,7 @@ def decompress(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: s
 def read_verified(objects: ObjectStore, key: str, expected: str, limit: int) -> bytes:
     """Return the bytes, at most ``limit``, of an object with the digest ``expected``.
 
-    Raises `CheckpointCorruptError` where it is missing, or not what was written.
+    Raises `CheckpointCorruptError` if it is missing, or not what was written.
     """
     data = objects.get(key, limit)
     if data is None:

@@ -1,8 +1,8 @@
 """Results that appear at their place complete or not at all: zarr groups, pages, folders.
 
 A folder is written in a scratch folder beside its place, which its process locks (`storage.files`), and
-is renamed when it is complete. What it replaces is first moved into the same scratch folder. If the
-process is killed in between, the next one that writes there moves that back.
+is renamed when it is complete. The old result is first moved into the same scratch folder. If the
+process is killed in between, the next one that writes there moves the old result back.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from emtau_dask.storage.zarr_check import own_group
 
 NEW, OLD, OUTDATED = "new", "old", "outdated"
 LATE_SECONDS = 0.1
-"""Wait before the folder of a block that failed is removed. Where one write of zarr fails, its threads end
-others that have begun, and make the folders of these once more."""
+"""Wait before the folder of a failed block is removed (seconds). If one write of zarr fails, its threads
+finish others that have begun, and make their folders once more."""
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 CHUNK_BYTES = 4 * 2**20
 ENDINGS = (".html", ".htm")
@@ -43,20 +43,20 @@ BEGINNING = 2**12
 _OURS = re.compile(
     r'<meta name="generator" content="emtau_dask [^"<>]*">\s*<meta name="emtau-run" content="(\w*)">'
 )
-"""How a page says that emtau wrote it, and of which run it is."""
+"""Marks a page that emtau wrote, with the id of its run."""
 
 
 @contextmanager
 def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
-    """Yield where to make a folder that appears at ``path`` when the block ends without an error.
+    """Yield a free path for a folder that appears at ``path`` when the block ends without an error.
 
-    What is yielded is a path, on the same file system, at which nothing is yet. Of several processes that
-    do this at once one succeeds; with ``replaceable`` the last result stays.
+    The free path is on the same file system. Of several processes that do this at once one succeeds; with
+    ``replaceable`` the last result stays.
 
     Parameters
     ----------
     path : Path
-        A local path; folders above it are made. An empty folder there is replaced.
+        A local path; folders above it are made. An empty folder is replaced.
     replaceable : callable (Path) -> bool, optional
         Whether what is at ``path`` may be replaced, asked when the block has ended; by default nothing may.
 
@@ -65,7 +65,7 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) 
     PathTakenError
         Something is at ``path`` that may not be replaced.
     EmtauError
-        What was there cannot be put back.
+        The old result cannot be put back.
     OSError
         Nothing can be written there; see `writing_errors`.
     """
@@ -82,7 +82,7 @@ def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) 
             folder.remove()
         except OSError as error:
             raise EmtauError(
-                f"what was at {target} cannot be put back ({error}); it is {folder.path / OLD}, move it"
+                f"what was at {target} cannot be put back ({error}); it is at {folder.path / OLD}, move it"
             ) from error
 
 
@@ -92,12 +92,12 @@ def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool] | N
             _set_aside(folder, target)
         elif os.path.lexists(target):
             raise PathTakenError(
-                f"{target} already exists, made meanwhile; it was left as it is. Choose another place"
+                f"{target} already exists: another process has made it meanwhile. Choose another place"
             )
 
 
 def _moved(source: Path, target: Path) -> bool:
-    """Move a folder to its place; return False where something else is there."""
+    """Move a folder to its place; return False if something else is there."""
     try:
         source.rename(target)
     except OSError as error:
@@ -116,7 +116,7 @@ def _set_aside(folder: Path, target: Path) -> None:
 
 
 def _rescue(target: Path, folder: Path) -> None:
-    """Put back what was set aside, unless something else is in its place by now."""
+    """Put back the old result, unless something else is in its place by now."""
     old = folder / OLD
     while os.path.lexists(old):
         if os.path.lexists(target):
@@ -135,7 +135,7 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
     kind = kind_by_ending(str(path))
     if kind is not None:
         raise EmtauError(
-            f"{path} would be {kind} by its name, but results are zarr groups; give a name such as "
+            f"{path} is the name of {kind}, but results are zarr groups; give a name such as "
             f"{path.with_suffix('.zarr')}"
         )
     refuse_inputs(path, inputs)
@@ -146,7 +146,7 @@ def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path]
 
 
 def _is_taken(path: Path, what: str, overwrite: bool) -> bool:
-    """Return whether something is at ``path``; raise `EmtauError` where it may not be replaced."""
+    """Return whether something is at ``path``; raise `EmtauError` if it may not be replaced."""
     with writing_errors(what, path):
         taken = path.exists()
     if taken and not overwrite:
@@ -155,20 +155,20 @@ def _is_taken(path: Path, what: str, overwrite: bool) -> bool:
 
 
 def refuse_url(path: Path) -> None:
-    """Raise `EmtauError` for a path that is made of a URL."""
+    """Raise `EmtauError` for a path that was made from a URL."""
     if path.parts and path.parts[0].endswith(":") and len(path.parts[0]) > 2:
         raise EmtauError(f"{path} is a URL, but results are written to local folders only; give a local path")
 
 
 def refuse_inputs(path: Path, inputs: Sequence[str | Path]) -> None:
-    """Raise `EmtauError` where a result would lie at, in or around what its run reads."""
+    """Raise `EmtauError` if a result would be at, in or around an input of its run."""
     for source in (plain_path(str(each)) for each in inputs):
         if is_url(source):
             continue
         ours, theirs = followed(path), followed(source)
         if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise EmtauError(
-                f"{path} is, holds or lies inside {source}, which this run reads; choose another place"
+                f"{path} is, contains or is inside {source}, which this run reads; choose another place"
             )
 
 
@@ -185,7 +185,7 @@ def check_writable(path: Path) -> None:
 
 
 def _attributes(path: Path) -> Mapping[str, Any]:
-    """Return the attributes of the zarr group at a path; {} where no readable group is there."""
+    """Return the attributes of the zarr group at a path; {} without a readable group."""
     try:
         group = own_group(path)
     except EmtauError:
@@ -199,22 +199,22 @@ def _is_ours(path: Path) -> bool:
 
 
 def mark_as_of(path: Path, run: str | None) -> None:
-    """Note in a zarr group the id of the run that it is a result of, if that is given."""
+    """Store in a zarr group the id of its run, if that is given."""
     if run is not None:
         zarr.open_group(str(path), mode="r+", zarr_format=3).attrs["run"] = run
 
 
 def run_that_wrote(path: Path) -> object:
-    """Return the id that `mark_as_of` noted at a path, or None."""
+    """Return the id that `mark_as_of` stored at a path, or None."""
     return _attributes(path).get("run")
 
 
 @contextmanager
 def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield where to write what appears at ``path`` when the block ends without an error; see `published`.
+    """Yield a free path for a result that appears at ``path`` after the block; see `published`.
 
     With ``overwrite`` it replaces a group that emtau wrote, also one that appears there meanwhile. Raises
-    `EmtauError` where something else is at ``path``, before the block or when it has ended.
+    `EmtauError` if something else is at ``path``, before the block or after it.
     """
     with (
         writing_errors("the result", path),
@@ -243,7 +243,7 @@ class RowWriter:
         The array's final shape, rows first.
     dtype : numpy dtype
     chunk_rows : int or None
-        Rows of a chunk, the buffer in memory; by default as many as fit in 4 MiB.
+        Rows of a chunk, which are buffered in memory; by default as many as fit in 4 MiB.
     compressed : bool
         False for values that do not compress, such as random float64.
     """
@@ -268,7 +268,7 @@ class RowWriter:
         self._written = self._buffered = 0
 
     def append(self, values: NDArray[Any]) -> int:
-        """Add rows, write every chunk that they fill, and return how many these were."""
+        """Add rows, write every chunk that they fill, and return the number of these chunks."""
         start, written = 0, 0
         while start < len(values):
             stop = min(len(values), start + len(self._buffer) - self._buffered)
@@ -280,7 +280,7 @@ class RowWriter:
         return written
 
     def flush(self) -> int:
-        """Write buffered rows, as after the last `append`; return how many chunks these were, 0 or 1."""
+        """Write the rows that are still buffered; return the number of chunks, 0 or 1."""
         if not self._buffered:
             return 0
         stop = self._written + self._buffered
@@ -290,7 +290,7 @@ class RowWriter:
 
 
 def _compressor(dtype: np.dtype[Any]) -> BloscCodec | ZstdCodec:
-    """The codec for values of a type; bits of responsibilities, transposed, would take more bytes."""
+    """Return the codec for values of a type; transposed bits of responsibilities would take more bytes."""
     if dtype.kind == "f":
         return ZstdCodec(level=1)
     return BloscCodec(cname="lz4", clevel=1, shuffle="bitshuffle")
@@ -305,7 +305,7 @@ def refuse_existing_page(path: Path, overwrite: bool, *, inputs: Sequence[str | 
     refuse_url(path)
     if path.suffix.lower() not in ENDINGS:
         raise EmtauError(
-            f"{path} would hold a page of HTML, which its name does not say; give a name such as "
+            f"a report is a page of HTML, but the name {path} has another ending; give a name such as "
             f"{path.with_suffix(ENDINGS[0])}"
         )
     refuse_inputs(path, inputs)
@@ -316,7 +316,7 @@ def refuse_existing_page(path: Path, overwrite: bool, *, inputs: Sequence[str | 
 
 
 def run_of_page(path: Path) -> str | None:
-    """Return the id of the run that a page is a report of; None where it names none, or is no report."""
+    """Return the id of the run of a report; None if it names none, or is no report."""
     found = _written_by_us(path)
     return None if found is None else found[1] or None
 
@@ -330,7 +330,7 @@ def _written_by_us(path: Path) -> re.Match[str] | None:
 
 
 def write_page(path: Path, text: str, *, overwrite: bool) -> None:
-    """Write a page where nothing is; with ``overwrite`` also in place of a page that emtau wrote.
+    """Write a page to a free path; with ``overwrite`` also in place of a page that emtau wrote.
 
     Raises
     ------

@@ -1,9 +1,9 @@
-"""Row state in zarr: which rows are active, and what a policy keeps about each.
+"""Row state in zarr: which rows are active, and the row arrays of a policy.
 
 A task writes the state of its chunks as one object, the rows of one chunk after those of another, padded to
-one length. It is at the place of its first chunk in one regular array, so no two tasks ever write one object.
-State is never changed in place: a step writes new objects. Nothing is written for a chunk that is
-skipped or whose state does not change; the object that has it remains in use, whichever chunks share it.
+one length. The object is under the number of its first chunk in one regular array, so no two tasks write the
+same object. State is never changed in place: a step writes new objects. For a chunk that is skipped, or
+whose state does not change, nothing is written; its object stays in use, whichever chunks share it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from emtau_dask.storage.objects import ArrayLayout, ObjectStore, compress, decom
 
 MAX_WITNESS_BYTES = 2**16
 SHARING_ROWS = 2**14
-"""Chunks of more rows share no object with others: their state need not be held until a task ends."""
+"""Maximum rows of a chunk that shares an object; longer chunks are written before their task ends."""
 OBJECT_ROWS = 2**16
-"""Rows of an object that several chunks share, at most."""
+"""Maximum rows of an object that several chunks share."""
 RECENT_BYTES = 2**24
-"""Of shared objects that a process keeps decoded while tasks read the state of one chunk after another."""
+"""Maximum bytes of decoded shared objects that a process caches while tasks read chunk after chunk."""
 
 
 def most_object_rows(chunk_rows: Iterable[tuple[int, int]]) -> int:
-    """Return the rows of the longest object that chunks can need; of each length there are so many.
+    """Return the rows of the longest object that chunks can need, from pairs of length and number of chunks.
 
-    That is the longest chunk, or what chunks that may share an object have together.
+    That is the longest chunk, or the total of the chunks that may share an object.
     """
     longest = sharing = 0
     for rows, count in chunk_rows:
@@ -50,8 +50,8 @@ def most_object_rows(chunk_rows: Iterable[tuple[int, int]]) -> int:
 class RowFields:
     """The row arrays of a policy, as fields of one array; ``object_rows`` is the length of every object.
 
-    Each of ``dtypes`` is the smallest that fits its array. They are stored in the widest of them. Inactive
-    rows have their values in the arrays that are ``kept``, and 0 in the others.
+    Each of ``dtypes`` is the smallest that fits its array; the widest of them is stored. Inactive rows have
+    their values in the arrays that are ``kept``, and 0 in the others.
     """
 
     names: tuple[str, ...]
@@ -101,7 +101,7 @@ class StateObject:
     def read(self, objects: ObjectStore) -> NDArray[Any]:
         """Return the values of all rows, (fields, rows).
 
-        Raises `CheckpointCorruptError` where the object is missing or altered, or cannot be decoded.
+        Raises `CheckpointCorruptError` if the object is missing or altered, or cannot be decoded.
         """
         data = read_verified(objects, self.key, self.sha256, self.fields.most_bytes)
         return decompress(data, self.fields.shape, self.fields.stored, f"{self.key} in {objects.location}")
@@ -109,7 +109,7 @@ class StateObject:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """Where a chunk's newest state is: the object, and the first of its rows there; goes into tasks."""
+    """The place of a chunk's newest state: an object, and the chunk's first row there. Tasks carry it."""
 
     object: StateObject
     first_row: int
@@ -122,13 +122,13 @@ class SlotState:
     def read(self, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
         """Return the values of a chunk's rows, of shape (n_rows,) each, by name.
 
-        Raises `CheckpointCorruptError` as `StateObject.read` does, and where there are values that no policy
-        can have written.
+        Raises `CheckpointCorruptError` as `StateObject.read` does, and for values that no policy can have
+        written.
         """
         return self.of(self.object.read(objects), n_rows, objects)
 
     def of(self, values: NDArray[Any], n_rows: int, objects: ObjectStore) -> dict[str, NDArray[Any]]:
-        """Return what `read` does, from the values of the object."""
+        """Return the result of `read`, from the values of the object."""
         where, fields = f"{self.object.key} in {objects.location}", self.object.fields
         own = values[:, self.first_row : self.first_row + n_rows]
         if own.shape[1] != n_rows:
@@ -143,7 +143,7 @@ class SlotState:
 
 
 class RecentObjects:
-    """Shared objects that a process has decoded last, for any number of threads; each is read once."""
+    """A cache of the shared objects that a process decoded last, for all threads; each is read once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -185,7 +185,7 @@ class RecentObjects:
 
 
 def read_slot(state: SlotState, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
-    """Do as `SlotState.read`; an object that other chunks may share is kept decoded for a while."""
+    """Do as `SlotState.read`, with a cache of decoded objects that other chunks may share."""
     if n_rows > SHARING_ROWS:
         return state.read(objects, n_rows)
     return state.of(of_process(RecentObjects).read(state.object, objects), n_rows, objects)
@@ -193,7 +193,7 @@ def read_slot(state: SlotState, objects: ObjectStore, n_rows: int) -> dict[str, 
 
 @dataclass(frozen=True)
 class Witness:
-    """An object that the fitting process wrote: a process that finds it sees the same store.
+    """An object of the fitting process: another process that finds it sees the same store.
 
     A process that has found it remembers ``token``, and does not look again.
     """
@@ -210,7 +210,7 @@ class Witness:
         return witness
 
     def check(self, objects: ObjectStore) -> None:
-        """Raise `CheckpointError` in a process that does not find the object; looks once."""
+        """Raise `CheckpointError` if this process does not find the object; looks once."""
         of_process(Proofs).once(self.token, lambda: self._look(objects))
 
     def _look(self, objects: ObjectStore) -> None:
@@ -226,7 +226,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class RowStateWriter:
-    """Where the tasks of one step write row state, and read what earlier steps wrote.
+    """Writes the row state of the tasks of one step, and reads that of earlier steps.
 
     The array of ``layout`` has the shape (steps, chunks, fields, rows of an object).
     """
@@ -238,9 +238,9 @@ class RowStateWriter:
     witness: Witness
 
     def write(self, states: Mapping[int, Mapping[str, NDArray[Any]]]) -> dict[int, SlotState]:
-        """Write the values of chunks, by chunk, as one object, or as few as have room for them.
+        """Write the values of chunks, by chunk, as few objects as have room for them.
 
-        The same values make the same objects. Raises `CheckpointError` where this process does not see the
+        The same values make the same objects. Raises `CheckpointError` if this process does not see the
         store, or cannot write there.
         """
         self.witness.check(self.objects)
@@ -267,7 +267,7 @@ class RowStateWriter:
         return {chunk: SlotState(stored, begin) for chunk, begin in zip(group, begins, strict=True)}
 
     def read(self, state: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
-        """Do as `read_slot`; raises `CheckpointError` too where this process does not see the store."""
+        """Do as `read_slot`; raises `CheckpointError` also if this process does not see the store."""
         self.witness.check(self.objects)
         return read_slot(state, self.objects, n_rows)
 

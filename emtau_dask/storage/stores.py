@@ -1,4 +1,4 @@
-"""Objects in a folder, behind a URL, in a user's zarr store; which of them a location means."""
+"""Objects in a folder, at a URL, in a user's zarr store; the store of a location."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from emtau_dask.storage.objects import (
 from emtau_dask.storage.urls import Url, plain_path
 
 CONDITIONAL_PUT = frozenset({"s3", "s3a", "gs", "gcs"})
-"""Protocols with a conditional PUT; other file systems look first, then write."""
+"""Protocols with a conditional PUT. On other file systems an object is looked for before it is written."""
 FOLDERS_MADE = 10
-"""How often an object's folder is made anew, where others find it empty and remove it."""
+"""Maximum attempts to make an object's folder, if others find it empty and remove it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +59,7 @@ class UrlObjects(ObjectStore):
 
     @property
     def shared(self) -> bool:
-        """Yes, but for fsspec's ``memory://``."""
+        """Yes, except fsspec's ``memory://``."""
         return "memory" not in self.root.opener.protocols
 
     @property
@@ -71,7 +71,7 @@ class UrlObjects(ObjectStore):
         return storage_errors(self.location, doing, remote_remedy)
 
     def empty(self) -> bool:
-        """List the root; what another process tries there does not count."""
+        """List the root; tests of other processes do not count."""
         with self._errors("see what is there"):
             return all(name == PROBES for name in self.root.names())
 
@@ -120,7 +120,7 @@ class LocalObjects(ObjectStore):
 
     @property
     def exclusive(self) -> bool:
-        """Yes: `give_free_name` fails where the name exists."""
+        """Yes: `give_free_name` fails if the name exists."""
         return True
 
     def _path(self, key: str) -> Path:
@@ -136,7 +136,7 @@ class LocalObjects(ObjectStore):
             _fsync(str(Path(self.root).parent))
 
     def empty(self) -> bool:
-        """Look for the folder, and for anything in it but probes and remains of an interrupted `create`."""
+        """Look for the folder, and for anything in it but probes and remnants of an interrupted `create`."""
         root = Path(self.root)
         with self._errors("see what is there"):
             if not root.is_dir():
@@ -154,7 +154,7 @@ class LocalObjects(ObjectStore):
 
     @contextmanager
     def _written(self, path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
-        """Give the block a temporary file beside ``path``; after an error nothing new is left."""
+        """Yield a temporary file beside ``path``; after an error nothing new is left."""
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
         try:
             with self._opened(partial) as file:
@@ -171,7 +171,7 @@ class LocalObjects(ObjectStore):
             raise
 
     def _opened(self, path: Path) -> io.FileIO:
-        """Return a new file; its folder is made where it is missing, again if others remove it."""
+        """Return a new file; its folder is made if it is missing, again if others remove it."""
         for _ in range(FOLDERS_MADE):
             try:
                 return path.open("xb", buffering=0)
@@ -183,7 +183,7 @@ class LocalObjects(ObjectStore):
         return path.open("xb", buffering=0)
 
     def _make_folder(self, folder: Path) -> None:
-        """Make folders below the root, never the root itself: where that has vanished, so has the run."""
+        """Make folders below the root, never the root itself: if that has vanished, so has the run."""
         root = Path(self.root)
         missing = [path for path in (folder, *folder.parents) if root in path.parents]
         for path in reversed(missing):
@@ -249,7 +249,7 @@ class LocalObjects(ObjectStore):
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Lock the folder until this process ends, at the latest; a file system without locks is trusted."""
+        """Lock the folder until the block or this process ends; on file systems without locks do nothing."""
         with self._errors("open the folder"):
             descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -290,17 +290,17 @@ class ZarrStoreObjects(ObjectStore):
 
     @property
     def location(self) -> str:
-        """What the store calls itself, without secrets."""
+        """The store's own description, without secrets."""
         return masked(f"{self.store}/{self.path}".rstrip("/"))
 
     @property
     def shared(self) -> bool:
-        """Yes, but for a store in this process's memory."""
+        """Yes, except a store in this process's memory."""
         return not isinstance(self.store, MemoryStore)
 
     @property
     def exclusive(self) -> bool:
-        """Only in memory, see `create`: zarr's other stores hide the error that would tell."""
+        """Only in memory, see `create`: zarr's other stores hide the error of a second creation."""
         return isinstance(self.store, MemoryStore)
 
     def _key(self, key: str) -> str:
@@ -325,7 +325,7 @@ class ZarrStoreObjects(ObjectStore):
             sync(self.store.set(self._key(key), default_buffer_prototype().buffer.from_bytes(data)))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Look for the object, and write it if it is missing; one thread of this process at a time."""
+        """Look for the object, and write it if it is missing, in one thread of this process at a time."""
 
         async def look_and_set() -> bool:
             prototype = default_buffer_prototype()
@@ -360,10 +360,10 @@ class NotExclusiveWarning(UserWarning):
 
 
 def warn_unless_exclusive(objects: ObjectStore) -> None:
-    """Warn where two processes could both create one commit without noticing.
+    """Warn if two processes could both create one commit without noticing.
 
-    Behind a URL it is tried, since some endpoints accept the condition of a conditional PUT and ignore it;
-    raises `CheckpointError` where that fails.
+    At a URL it is tested, since some endpoints accept the condition of a conditional PUT and ignore it;
+    raises `CheckpointError` if that fails.
     """
     if objects.exclusive and (not isinstance(objects, UrlObjects) or try_store(objects)):
         return
@@ -377,7 +377,7 @@ def warn_unless_exclusive(objects: ObjectStore) -> None:
 def try_store(objects: ObjectStore) -> bool:
     """Write, read and remove a small object; return whether two processes would notice each other there.
 
-    Nothing stays, no folder either. Raises `CheckpointError` where one of these fails.
+    No object or folder stays. Raises `CheckpointError` if one of these fails.
     """
     root = Path(objects.root) if isinstance(objects, LocalObjects) else None
     new = [] if root is None else [folder for folder in (root, *root.parents) if not folder.exists()]
@@ -397,9 +397,9 @@ def try_store(objects: ObjectStore) -> bool:
 
 
 def object_store(where: object) -> ObjectStore:
-    """Return the object store of a path, an fsspec URL or an open zarr store; an object store as it is.
+    """Return the object store of a path, an fsspec URL or an open zarr store; an object store itself.
 
-    Raises `CheckpointError` where ``where`` is none of these, a URL of an unknown or missing file system, or
+    Raises `CheckpointError` if ``where`` is none of these, a URL of an unknown or missing file system, or
     a store that cannot be written.
     """
     if isinstance(where, ObjectStore) and not isinstance(where, type):

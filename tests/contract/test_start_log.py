@@ -165,6 +165,6 @@ def test_a_process_that_was_killed_while_it_replaced_a_run_is_named_to_the_next(
     assert objects.create("replacing", b"theirs")
     refused = Run(objects, True)
     assert isinstance(refused.error, CheckpointTakenError)
-    assert "remove replacing there" in str(refused.error)
+    assert "remove the object 'replacing' there" in str(refused.error)
     objects.delete(["replacing"])
     assert_whole(objects, Run(objects, True).commit())

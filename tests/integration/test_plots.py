@@ -294,7 +294,8 @@ def test_selection_draws_a_line_for_each_type_and_marks_the_best():
 
 
 @pytest.mark.parametrize(
-    ("criterion", "message"), [("bicc", "'bicc' must be one of bic"), ("aic", "No mixture of the selection")]
+    ("criterion", "message"),
+    [("bicc", "criterion is 'bicc'; it must be one of bic"), ("aic", "No mixture of the selection")],
 )
 def test_a_selection_without_the_criterion_is_refused(criterion, message):
     with pytest.raises(InvalidDataError, match=message):
@@ -310,7 +311,7 @@ def test_a_selection_without_the_criterion_is_refused(criterion, message):
         ({"features": [0, 0]}, "one feature or two different"),
         ({"features": [0, 1, 1]}, "one feature or two different"),
         ({"features": 1.5}, "no feature 1.5"),
-        ({"max_rows": 0}, "max_rows = 0 must be an integer of at least 1"),
+        ({"max_rows": 0}, "max_rows is 0; it must be an integer of at least 1"),
         ({"sample_weight": [1.0]}, "sample_weight has 1 values, X has 50 rows"),
     ],
 )
@@ -335,7 +336,7 @@ def test_a_fit_without_iterations_and_another_axis_are_refused():
     with pytest.raises(InvalidDataError, match="no iteration"):
         ConvergenceDisplay.from_history(FitHistory())
     gm = GaussianMixture(1).fit(rows_of(50, 2))
-    with pytest.raises(InvalidDataError, match="against = 'time' must be 'work' or 'iteration'"):
+    with pytest.raises(InvalidDataError, match="against is 'time'; it must be 'work' or 'iteration'"):
         ConvergenceDisplay.from_estimator(gm, against="time")
 
 

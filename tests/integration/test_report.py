@@ -19,7 +19,14 @@ from emtau_dask import GaussianMixture
 from emtau_dask.em import FitHistory
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.row_sample import drawn_rows
-from emtau_dask.report.content import Subject, compared, gap_meaning, tables_of, told_apart, warnings_of
+from emtau_dask.report.content import (
+    Subject,
+    compared,
+    gap_meaning,
+    share_between_components,
+    tables_of,
+    warnings_of,
+)
 from emtau_dask.report.page import report_page
 
 EVIL = "<script>alert(1)</script>"
@@ -277,10 +284,10 @@ def test_many_features_are_folded_and_the_most_telling_come_first():
     assert len(tables.means.rows) == 12
     page = Page(report_page(Subject(gm, "x", "x")))
     assert "All features" in page.text
-    assert "tell components apart best: feature 7, feature 3" in page.text
+    assert "separate components best: feature 7, feature 3" in page.text
 
 
-def test_told_apart_is_the_share_of_variance_between_components():
+def test_share_between_components_is_the_share_of_variance_between_components():
     """By the law of total variance, from draws of the mixture."""
     rng = np.random.default_rng(0)
     weights, means = np.array([0.2, 0.3, 0.5]), rng.normal(scale=2, size=(3, 4))
@@ -290,8 +297,8 @@ def test_told_apart_is_the_share_of_variance_between_components():
     expected = 1 - sum((labels == k).mean() * rows[labels == k].var(axis=0) for k in range(3)) / rows.var(
         axis=0
     )
-    np.testing.assert_allclose(told_apart(weights, means, variances), expected, atol=0.005)
-    np.testing.assert_array_equal(told_apart(np.ones(1), np.ones((1, 2)), np.ones((1, 2))), 0)
+    np.testing.assert_allclose(share_between_components(weights, means, variances), expected, atol=0.005)
+    np.testing.assert_array_equal(share_between_components(np.ones(1), np.ones((1, 2)), np.ones((1, 2))), 0)
 
 
 def test_large_mixtures_make_bounded_pages():

@@ -336,7 +336,7 @@ def test_an_interrupt_says_how_it_goes_on(stored, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("emtau_dask.selection.fits.fit_sample", interrupted)
-    for place, said in ((None, "with checkpoint=PATH"), (tmp_path / "c", "The same call goes on")):
+    for place, said in ((None, "With checkpoint=PATH"), (tmp_path / "c", "The same call continues")):
         with pytest.raises(KeyboardInterrupt) as error:
             chosen(str(stored), [2, 3], checkpoint=place)
         (note,) = error.value.__notes__

@@ -218,7 +218,7 @@ def test_of_two_processes_at_one_selection_the_later_is_refused(kind, s3, stored
         return original(mixture, *where)
 
     monkeypatch.setattr(fits, "fit_sample", beside)
-    with pytest.raises(CheckpointTakenError, match=r"another process goes on .* in .*c/.*/diag-3\.zarr"):
+    with pytest.raises(CheckpointTakenError, match=r"another process continues .* in .*c/.*/diag-3\.zarr"):
         select_components(stored, **ASKED, checkpoint=place)
     assert other[1].best_n_components_ == 3
 
