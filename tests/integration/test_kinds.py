@@ -152,7 +152,7 @@ def test_a_result_is_not_named_as_another_format(place, command, name):
         "fit": ["run.yaml"],
     }
     line = refusal(command, *arguments[command], code=1)
-    assert f"{name} would be" in line
+    assert f"{name} is the name of " in line
     assert f"{name.partition('.')[0]}.zarr" in line
     assert not (place / name).exists()
 

@@ -404,7 +404,7 @@ def test_a_report_replaces_its_own_run_or_what_is_allowed(workplace):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["report", "runs/points", "out.txt"], "out.txt would hold a page of HTML"),
+        (["report", "runs/points", "out.txt"], "a page of HTML, but the name out.txt has another ending"),
         (["report", "runs/points", "runs/points/model.zarr/x.html"], "which this run reads"),
         (["report", "runs/none", "out.html"], "runs/none"),
         (["report", "points.zarr", "out.html"], "points.zarr"),
