@@ -16,7 +16,7 @@ READ_AHEAD_BYTES = 2**26
 
 
 @dataclass(frozen=True)
-class Settings:
+class DaskSettings:
     """The settings, as `read_settings` finds them.
 
     Attributes
@@ -36,7 +36,7 @@ class Settings:
     direct_reads: str
 
 
-def read_settings() -> Settings:
+def read_settings() -> DaskSettings:
     """Return the settings of dask's configuration now.
 
     Raises
@@ -44,7 +44,7 @@ def read_settings() -> Settings:
     ConfigError
         One is neither a number of bytes nor one of the words that it may be.
     """
-    return Settings(
+    return DaskSettings(
         _bytes_or_auto("emtau.cache-bytes"),
         _bytes("emtau.read-ahead-bytes", READ_AHEAD_BYTES),
         choice_setting("emtau.compiled"),
