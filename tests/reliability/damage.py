@@ -80,8 +80,8 @@ def files_of(folder):
 
 
 def some_file(chance, folder):
-    """Return a file; one that the newest commits depend on more often than a document that they do not."""
-    files = files_of(folder)
+    """Return a file with content; one that the newest commits depend on more often than another document."""
+    files = [path for path in files_of(folder) if path.stat().st_size]
     important = [
         path for path in files if "commits" in path.parts or path.name != "zarr.json" or path.parent == folder
     ]
