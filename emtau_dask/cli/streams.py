@@ -11,16 +11,21 @@ STANDARD = range(3)
 
 
 class _Lasting(io.FileIO):
-    """A file to write to. Once nobody reads it any more, what is written goes nowhere."""
+    """A file to write to. After an error, what is written goes nowhere.
+
+    That nobody reads it any more is none; any other error is raised once.
+    """
 
     def write(self, data: Any, /) -> int:
         """Write, and return how many bytes were."""
         try:
             return super().write(data) or 0
-        except BrokenPipeError:
+        except OSError as error:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
+            if not isinstance(error, BrokenPipeError):
+                raise
             return memoryview(data).nbytes
 
 

@@ -41,8 +41,8 @@ SLACK, SLACK_BYTES = 1.05, 2**24
 """For what arrow's allocator keeps, and for pages."""
 SUFFIXES = (".parquet", ".pq")
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-INT32 = np.iinfo(np.int32)
-"""Whole numbers in the names of folders are of this type, as pyarrow infers it."""
+LEAST_INT32, MOST_INT32 = -(2**31), 2**31 - 1
+"""Whole numbers in the names of folders are of int32, as pyarrow infers it; others are text."""
 ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
 
 
@@ -280,7 +280,7 @@ def _partition_dtype(values: Sequence[str | None]) -> np.dtype[Any] | None:
     given = [value for value in values if value is not None]
     if not given or not all(value.removeprefix("-").isdecimal() for value in given):
         return None
-    if not all(INT32.min <= int(value) <= INT32.max for value in given):
+    if not all(LEAST_INT32 <= int(value) <= MOST_INT32 for value in given):
         return None
     return np.dtype(np.float64 if len(given) < len(values) else np.int32)
 

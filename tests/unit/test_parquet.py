@@ -128,13 +128,6 @@ class TestAFolder:
         pq.write_table(TABLE.select(["a"]), place / "part-0.parquet")
         np.testing.assert_array_equal(self.rows(place), VALUES)
 
-    def test_with_columns_in_the_names_of_folders_has_those_of_the_files(self, tmp_path):
-        frame = pd.DataFrame({"a": VALUES, "b": -VALUES, "g": np.arange(60) % 3})
-        frame.to_parquet(tmp_path, partition_cols=["g"])
-        assert open_source(str(tmp_path)).names == ("a", "b")
-        with pytest.raises(InvalidDataError, match="no column 'g'; its columns are a, b"):
-            open_source(str(tmp_path), columns=["a", "g"])
-
 
 def test_a_file_with_other_row_groups_than_when_it_was_opened_is_refused(tmp_path):
     place = Path(tmp_path, "x.parquet")
