@@ -38,7 +38,7 @@ from emtau_dask.em.task import EStepItem
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import Seeds
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.execution.executor import NO_SOURCE, Pass
+from emtau_dask.execution.executor import NO_SOURCE, MapReduce
 from emtau_dask.kernels.dispatch import RowKernels, Scorer, scoring_kernels
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.linalg import Floats, Ints
@@ -231,7 +231,7 @@ def known_labels(problem: Problem, labels: Source | None) -> KnownLabels:
     if labels is None:
         return KnownLabels(None, np.zeros(1))
     aligned = labels.aligned(problem.rows.chunk_rows)
-    work = Pass(
+    work = MapReduce(
         _DistinctTask(aligned.reader()),
         partial(reduce, np.union1d),
         [aligned],

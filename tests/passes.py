@@ -2,7 +2,7 @@
 
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.execution.executor import Pass
+from emtau_dask.execution.executor import MapReduce
 
 
 class Recorder(SilentObserver):
@@ -36,5 +36,5 @@ def expected_tree(chunks):
 
 
 def run_pass(task, merge, sources, items, *, name="test", stage="", observer=None, costs=None, ahead=None):
-    work = Pass(task, merge, sources, items, name, stage, costs, ahead)
+    work = MapReduce(task, merge, sources, items, name, stage, costs, ahead)
     return choose_executor().map_reduce(work, observer or SilentObserver())

@@ -15,7 +15,7 @@ from emtau_dask.checkpoint.manifest import SourceEntry
 from emtau_dask.data.chunk import ChunkContents, contents_of
 from emtau_dask.data.source import ChunkRange, ChunkReader, Source, chunk_ranges
 from emtau_dask.errors import CheckpointMismatchError
-from emtau_dask.execution.executor import Executor, Pass, PassObserver
+from emtau_dask.execution.executor import Executor, MapReduce, PassObserver
 
 MOST_SAMPLES = 16
 SAMPLED_BYTES, SAMPLED_SHARE = 2**26, 20
@@ -59,7 +59,7 @@ def sampled_contents(
 ) -> tuple[ChunkContents, ...]:
     """Return the contents of the chunks of `sampled` of a source, called ``what``; reads them."""
     items = sampled(source)
-    work = Pass(
+    work = MapReduce(
         partial(_contents, what, source.reader()),
         _joined,
         [source],

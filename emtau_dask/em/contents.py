@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from emtau_dask.data.chunk import ROWS, ChunkContents, ChunkLoader, LoadedChunk
 from emtau_dask.data.source import NONE_UNSTORED, ChunkRange, Unstored
 from emtau_dask.errors import CheckpointMismatchError, EmtauError, InvalidDataError, warn_user
-from emtau_dask.execution.executor import Executor, Pass, PassObserver, ReadingTask
+from emtau_dask.execution.executor import Executor, MapReduce, PassObserver, ReadingTask
 
 L = TypeVar("L")
 T = TypeVar("T")
@@ -83,11 +83,11 @@ class Contents:
         self._counted: set[str] = set()
 
     def run(
-        self, executor: Executor, work: Pass[T], observer: PassObserver, ranges: Mapping[int, ChunkRange]
+        self, executor: Executor, work: MapReduce[T], observer: PassObserver, ranges: Mapping[int, ChunkRange]
     ) -> T | None:
         """Run a pass whose task is a `NotingTask`, and compare what it found in chunks; see `compare`."""
         noting: Any = replace(
-            cast("Pass[Any]", work),
+            cast("MapReduce[Any]", work),
             task=_Noting(cast("NotingTask[Any, T]", work.task)),
             merge=partial(_merged, work.merge),
         )

@@ -81,7 +81,11 @@ class FitSources:
 def fit(
     settings: EmSettings, sources: FitSources, executor: Executor, journal: Journal, context: Context
 ) -> FitState:
-    """Run a fit until all its runs have ended; the best is the one with the highest final bound.
+    """Run a fit until its runs have ended: one after several compared starts, or one for each seed.
+
+    `em.settings.automatic` decides what a default fit does, from the shape of the data: its samples, starts
+    and policy. Of whole runs the one with the highest final bound is the best. Where starts are compared,
+    only one goes on after them.
 
     Parameters
     ----------
@@ -261,6 +265,7 @@ def _run_ended(fixed: _Fit, state: FitState) -> FitState:
 def _better_start(run: RunState, best: RunState | None, same: float) -> RunState:
     """Return the better of two starts by their bounds on the first sample, with the records of both."""
     assert run.progress is not None
+    # A start that left the first sample is compared by all records: those of others are not above the best.
     made = run.records[run.progress.level_began :] if run.progress.level == 0 else run.records
     bounds = [record.lower_bound for record in made if record.accepted]
     bound = max(bounds, default=-math.inf)

@@ -20,7 +20,7 @@ from emtau_dask.em.compiling import check_compiler, worth_compiling_once
 from emtau_dask.em.history import FitObserver, SilentObserver
 from emtau_dask.em.problem import chunk_costs
 from emtau_dask.errors import UnusableRowError, features_named
-from emtau_dask.execution.executor import AheadBudget, Executor, Pass, PassObserver, ReadingTask
+from emtau_dask.execution.executor import AheadBudget, Executor, MapReduce, PassObserver, ReadingTask
 from emtau_dask.kernels.dispatch import RowKernels, Scorer, scoring_kernels
 from emtau_dask.mixture.missing import Conditioning, Observed
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -195,7 +195,7 @@ def score_rows(
     n_components = kernels.plan.parameters.n_components
     width = sum(math.prod(each.row_shape(n_components)) * each.dtype.itemsize for each in scorings)
     for chunks in _parts(list(ranges), rows.chunk_rows, width, executor.workers):
-        work = Pass(
+        work = MapReduce(
             task,
             _one_after_the_other,
             [rows],

@@ -35,7 +35,7 @@ from emtau_dask.data.source import (
 from emtau_dask.em.contents import ChunkTask, Contents, NotingTask
 from emtau_dask.em.history import FitObserver, SilentObserver
 from emtau_dask.errors import InvalidDataError, UnusableRowError
-from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, ChunkInput, Executor, Pass
+from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, ChunkInput, Executor, MapReduce
 from emtau_dask.mixture.covariance import CovarianceStructure
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class Problem:
         costs: Mapping[int, float] | None = None,
         beside: ChunkInput | None = None,
     ) -> T | None:
-        """Run a pass over the rows, see `execution.Pass`; return the merged result, None without items.
+        """Run a pass over the rows, see `MapReduce`; return the merged result, None without items.
 
         By default ``items`` are `chunk_ranges`, and ``costs`` are `Problem.costs`. A task gets the blocks of
         ``beside`` (if given), of the rows, and of the weights. With ``beside`` nothing is read ahead.
@@ -173,7 +173,7 @@ class Problem:
         """
         sources = self.sources if beside is None else [beside, *self.sources]
         costs = self.costs if costs is None else costs
-        work = Pass(
+        work = MapReduce(
             task,
             merge,
             sources,
@@ -264,7 +264,7 @@ def make_problem(
     if weights is not None:
         weights = weights.aligned(rows.chunk_rows)
         ranges = chunk_ranges(rows.chunk_rows)
-        work = Pass(
+        work = MapReduce(
             WeightsTask(weights.reader(), _weight_totals),
             partial(reduce, _merge_weights),
             [weights],

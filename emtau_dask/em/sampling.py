@@ -15,7 +15,7 @@ from emtau_dask.data.row_random import PRIORITY, Samples, row_uniforms
 from emtau_dask.data.source import ChunkRange, Source
 from emtau_dask.em.contents import NotingTask
 from emtau_dask.em.problem import SCAN_ROWS, Problem, WeightsTask
-from emtau_dask.execution.executor import Pass, Task
+from emtau_dask.execution.executor import MapReduce, Task
 from emtau_dask.mixture.linalg import Floats, Ints
 
 SAMPLE_ELEMENTS = 2**21
@@ -117,10 +117,10 @@ def _draw(problem: Problem, seed: int, size: int) -> _Draw:
     weights, executor, observer = problem.weights, problem.executor, problem.context.observer
     draw = partial(_drawn, seed, size)
 
-    def work(task: Task[_Draw], sources: Sequence[Source]) -> Pass[_Draw]:
+    def work(task: Task[_Draw], sources: Sequence[Source]) -> MapReduce[_Draw]:
         merge = partial(reduce, partial(_merge_draws, size))
         ranges = problem.chunk_ranges
-        return Pass(task, merge, sources, ranges, name="draw", stage="sample", costs=problem.costs)
+        return MapReduce(task, merge, sources, ranges, name="draw", stage="sample", costs=problem.costs)
 
     if weights is None:
         found = executor.map_reduce(work(draw, []), observer)

@@ -18,7 +18,7 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from emtau_dask.errors import ClusterError, line_of_user, warn_user
-from emtau_dask.execution.executor import Pass, PassObserver
+from emtau_dask.execution.executor import MapReduce, PassObserver
 from emtau_dask.execution.graph import PassGraph, Payload, SharedWork, graph_of
 from emtau_dask.execution.scheduler import cluster_errors, local_threads
 from emtau_dask.interrupts import Stop, interruptible_at_once
@@ -323,7 +323,7 @@ class GraphExecutor:
         with cluster_errors():
             return max(1, sum(int(threads) for threads in self.client.nthreads().values()))
 
-    def map_reduce(self, work: Pass[T], observer: PassObserver) -> T | None:
+    def map_reduce(self, work: MapReduce[T], observer: PassObserver) -> T | None:
         """See `Executor.map_reduce`."""
         observer.stage(work.stage, len(work.items))
         if not work.items:

@@ -178,8 +178,8 @@ Task = Callable[..., T] | ReadingTask[Any, T]
 
 
 @dataclass(frozen=True, eq=False)
-class Pass(Generic[T]):
-    """One pass over chunks.
+class MapReduce(Generic[T]):
+    """What a pass over chunks computes: a task for each chunk, and how results merge.
 
     Attributes
     ----------
@@ -246,7 +246,7 @@ class Executor(Protocol):
         """Roughly how many tasks run at a time, at least 1."""
         ...
 
-    def map_reduce(self, work: Pass[T], observer: PassObserver) -> T | None:
+    def map_reduce(self, work: MapReduce[T], observer: PassObserver) -> T | None:
         """Run the task of each chunk, and merge the results by the tree of chunk numbers.
 
         Where every source is addressable, consecutive small chunks travel in one task.

@@ -20,7 +20,7 @@ from uuid import uuid4
 import cloudpickle
 
 from emtau_dask.errors import CheckpointCorruptError, ClusterError, EmtauError
-from emtau_dask.execution.executor import Pass, PassObserver, ReadAhead, ReadingTask, Task
+from emtau_dask.execution.executor import MapReduce, PassObserver, ReadAhead, ReadingTask, Task
 from emtau_dask.interrupts import Stop
 from emtau_dask.process import OWN, other_versions, software, this_process
 
@@ -379,7 +379,7 @@ class PassGraph:
         return after
 
 
-def batches_of_pass(work: Pass[Any]) -> list[Batch]:
+def batches_of_pass(work: MapReduce[Any]) -> list[Batch]:
     """Return which chunks share a task; none do where blocks come with the tasks."""
     chunks = sorted(work.items)
     if not work.addressable:
@@ -387,7 +387,7 @@ def batches_of_pass(work: Pass[Any]) -> list[Batch]:
     return batches_of({chunk: work.costs[chunk] if work.costs else 0.0 for chunk in chunks})
 
 
-def _leaf(batch: Batch, work: Pass[Any], shared: Any, *, pickled: bool) -> tuple[Any, ...]:
+def _leaf(batch: Batch, work: MapReduce[Any], shared: Any, *, pickled: bool) -> tuple[Any, ...]:
     """Return the task of a batch; ``shared`` is what all tasks need, or its key."""
     if batch.level:
         items = {chunk: work.items[chunk] for chunk in batch.chunks}
@@ -398,7 +398,7 @@ def _leaf(batch: Batch, work: Pass[Any], shared: Any, *, pickled: bool) -> tuple
     return (partial(_run_chunk, chunk, work.items[chunk]), shared, *blocks)
 
 
-def graph_of(work: Pass[T], payload: SharedWork[T] | Payload[SharedWork[T]]) -> PassGraph:
+def graph_of(work: MapReduce[T], payload: SharedWork[T] | Payload[SharedWork[T]]) -> PassGraph:
     """Return what is behind the blocks, the payload, a task for each batch, and the merges."""
     token = uuid4().hex
     layer, shared = f"emtau-{work.name}-{token}", f"emtau-pass-{token}"

@@ -21,7 +21,7 @@ import dask.threaded
 from dask.callbacks import Callback
 from dask.local import MultiprocessingPoolExecutor
 
-from emtau_dask.execution.executor import Executor, Pass, PassObserver, ReadAhead, ReadingTask
+from emtau_dask.execution.executor import Executor, MapReduce, PassObserver, ReadAhead, ReadingTask
 from emtau_dask.execution.graph import (
     Batch,
     MergeTree,
@@ -80,7 +80,7 @@ class ThreadExecutor:
         """As many as threads."""
         return self.threads
 
-    def map_reduce(self, work: Pass[T], observer: PassObserver) -> T | None:
+    def map_reduce(self, work: MapReduce[T], observer: PassObserver) -> T | None:
         """See `Executor.map_reduce`."""
         observer.stage(work.stage, len(work.items))
         if not work.items:
@@ -95,7 +95,7 @@ class ThreadExecutor:
             return _by_threads(work, observer, submit, PER_THREAD * self.threads)
 
 
-def _by_graph(work: Pass[T], observer: PassObserver, get: Callable[..., Any]) -> T:
+def _by_graph(work: MapReduce[T], observer: PassObserver, get: Callable[..., Any]) -> T:
     """Return the result of a pass as one of dask's schedulers computes it in this process."""
     graph = graph_of(work, SharedWork(work.task, work.merge, None, Stop()))
     # Blocks of the user's own graph may be futures of a cluster.
@@ -117,7 +117,7 @@ def _pool(threads: int) -> Iterator[Any]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _by_threads(work: Pass[T], observer: PassObserver, submit: Submit, ready: int) -> T:
+def _by_threads(work: MapReduce[T], observer: PassObserver, submit: Submit, ready: int) -> T:
     """Return the result of a pass whose batches threads take, of which so many are handed out at a time."""
     batches, stop = batches_of_pass(work), Stop()
     results = _Results(merge_tree(batches), work.merge)
@@ -168,7 +168,7 @@ class _Results(Generic[T]):
         return self._found[self._tree.root]
 
 
-def _reading(work: Pass[Any]) -> AbstractContextManager[ReadAhead[Any] | None]:
+def _reading(work: MapReduce[Any]) -> AbstractContextManager[ReadAhead[Any] | None]:
     """Give what reads the chunks of upcoming tasks; None where nothing is read ahead."""
     task = work.task
     if work.ahead is None or not work.addressable or not isinstance(task, ReadingTask):

@@ -19,7 +19,7 @@ from emtau_dask.em.contents import ChunkTask
 from emtau_dask.em.predict import ENTROPIES, LOG_LIKELIHOODS, kernels_to_score, score_chunk
 from emtau_dask.em.problem import SCAN_ROWS, Problem, WeightsTask, chunk_costs, first_unusable_row_named
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.execution.executor import Pass
+from emtau_dask.execution.executor import MapReduce
 from emtau_dask.kernels.dispatch import RowKernels
 from emtau_dask.mixture.linalg import Floats, Ints
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
@@ -67,7 +67,7 @@ def count_rows(problem: Problem) -> int:
     """
     weights, context = problem.weights, problem.context
     if weights is not None:
-        work = Pass(
+        work = MapReduce(
             WeightsTask(weights.reader(), _fractions),
             partial(reduce, or_),
             [weights],

@@ -19,7 +19,7 @@ from emtau_dask.data.dask_arrays import GraphSource
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, Pass, ReadingTask
+from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, MapReduce, ReadingTask
 
 FAN_IN = 8
 EXECUTORS = ["threads", "one thread", "processes", "cluster"]
@@ -55,7 +55,7 @@ def executor(request):
 
 
 def run(executor, task, items, merge=None, *, sources=(), observer=None, **options):
-    work = Pass(task, merge or partial(reduce, add), sources, items, "test", "a stage", **options)
+    work = MapReduce(task, merge or partial(reduce, add), sources, items, "test", "a stage", **options)
     return executor.map_reduce(work, observer or SilentObserver())
 
 

@@ -124,10 +124,10 @@ work, expected = lambda: each(lambda item: 2 * item, range(6)), [0, 2, 4, 6, 8, 
 PASS = """
 from functools import partial
 from emtau_dask.em.history import SilentObserver
-from emtau_dask.execution.executor import Pass
+from emtau_dask.execution.executor import MapReduce
 from emtau_dask.execution.threads import ThreadExecutor
 costs = dict.fromkeys(range(6), 2.0**30)
-a_pass = Pass(lambda i: [2 * i], partial(sum, start=[]), [], {i: i for i in costs}, "test", "", costs)
+a_pass = MapReduce(lambda i: [2 * i], partial(sum, start=[]), [], {i: i for i in costs}, "test", "", costs)
 work, expected = lambda: ThreadExecutor(2).map_reduce(a_pass, SilentObserver()), [0, 2, 4, 6, 8, 10]
 """
 

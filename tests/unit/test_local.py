@@ -12,7 +12,7 @@ import pytest
 
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.execution.executor import Pass
+from emtau_dask.execution.executor import MapReduce
 from emtau_dask.execution.graph import MAX_BATCH_COST
 from emtau_dask.execution.threads import ThreadExecutor, lasting_threads
 
@@ -20,7 +20,9 @@ from emtau_dask.execution.threads import ThreadExecutor, lasting_threads
 def found_by(task, n, executor=None, observer=None):
     """Return what ``n`` tasks, each told its number and too large for a batch, gave; in order."""
     costs = dict.fromkeys(range(n), 2.0 * MAX_BATCH_COST)
-    work = Pass(lambda i: [task(i)], partial(sum, start=[]), [], {i: i for i in costs}, "test", "", costs)
+    work = MapReduce(
+        lambda i: [task(i)], partial(sum, start=[]), [], {i: i for i in costs}, "test", "", costs
+    )
     return (executor or choose_executor()).map_reduce(work, observer or SilentObserver())
 
 
