@@ -203,6 +203,10 @@ class UnusableRowError(InvalidDataError):
         return str(self.args[0])
 
 
+class AbsentFeatureError(InvalidDataError):
+    """Too few rows have a value of some feature."""
+
+
 @contextmanager
 def features_named(names: Sequence[str] | None) -> Iterator[None]:
     """Add names to the numbers of features in errors about data; None if there are no names."""
@@ -211,7 +215,9 @@ def features_named(names: Sequence[str] | None) -> Iterator[None]:
         return
 
     def named(text: str) -> str:
-        return re.sub(r"\bfeature (\d+)\b", lambda found: f"{found[0]}, {str(names[int(found[1])])!r}", text)
+        return re.sub(
+            r"\bfeature (\d+)\b(?!, ')", lambda found: f"{found[0]}, {str(names[int(found[1])])!r}", text
+        )
 
     try:
         yield
@@ -220,10 +226,8 @@ def features_named(names: Sequence[str] | None) -> Iterator[None]:
     except SingularComponentError as error:
         reason = named(error.reason)
         raise SingularComponentError(error.component, error.weight, reason, error.advice) from None
-    except InvalidDataError as error:
-        if type(error) is not InvalidDataError:
-            raise
-        raise InvalidDataError(named(str(error))) from error.__cause__
+    except AbsentFeatureError as error:
+        raise AbsentFeatureError(named(str(error))) from None
 
 
 class InvalidDtypeError(InvalidDataError, TypeError):

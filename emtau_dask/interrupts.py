@@ -15,6 +15,7 @@ and no thread keeps the interpreter from ending.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -86,12 +87,12 @@ def interruptible() -> Iterator[None]:
 
     An error that an interrupt brought about, such as of a future of dask's, is raised as the interrupt.
     """
-    held = int(_is_main())
+    held, handled = int(_is_main()), sys.exc_info()[1]
     _SIGNALS.held += held
     try:
         yield
     except Exception as error:
-        if _is_interrupt(error):
+        if _is_interrupt(error, handled):
             raise KeyboardInterrupt from error
         raise
     finally:
@@ -184,11 +185,14 @@ class Threads:
             thread.join(None if seconds == math.inf else max(0.0, limit - time.monotonic()))
 
 
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether an interrupt caused an error; `Thread.start` may turn one into a RuntimeError."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
+def _is_interrupt(error: BaseException | None, handled: BaseException | None) -> bool:
+    """Return whether an interrupt brought an error about; `Thread.start` may make a RuntimeError of one.
+
+    What the caller ``handled`` when the block began has not: a fit may be resumed after an interrupt.
+    """
+    while error is not None and error is not handled and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
-    return error is not None
+    return error is not None and error is not handled
 
 
 class Calls(Generic[K, T]):
@@ -210,6 +214,7 @@ class Calls(Generic[K, T]):
         self._begun: list[K] = []
         self._ended: SimpleQueue[tuple[K, T | None, BaseException | None]] = SimpleQueue()
         self._n_taken = 0
+        self._handled = sys.exc_info()[1]
 
     def __enter__(self) -> Calls[K, T]:
         return self
@@ -220,7 +225,7 @@ class Calls(Generic[K, T]):
         if error is None:
             return
         self._stop.asked = True
-        interrupted = _is_interrupt(error)
+        interrupted = _is_interrupt(error, self._handled)
         limit = time.monotonic() + LEAVE_SECONDS if interrupted else math.inf
         while self._n_taken < len(self._begun) and time.monotonic() < limit:
             self._next()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from typing import Any, TextIO
 
 STANDARD = range(3)
+NOBODY_READS = {errno.EPIPE, errno.EIO, errno.ECONNRESET}
+"""Errors after the reader of a pipe, a terminal or a connection has gone."""
 
 
 class _Lasting(io.FileIO):
@@ -16,15 +19,15 @@ class _Lasting(io.FileIO):
     That nobody reads it any more is none; any other error is raised once.
     """
 
-    def write(self, data: Any, /) -> int:
+    def write(self, data: Any, /) -> Any:
         """Write, and return how many bytes were."""
         try:
-            return super().write(data) or 0
+            return super().write(data)  # None if a pipe that does not block is full.
         except OSError as error:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
-            if not isinstance(error, BrokenPipeError):
+            if error.errno not in NOBODY_READS:
                 raise
             return memoryview(data).nbytes
 
@@ -51,4 +54,5 @@ def _lasting(stream: TextIO | None, number: int) -> TextIO:
         encoding=encoding,
         errors=errors,
         line_buffering=number == 2 or os.isatty(number),
+        write_through=getattr(stream, "write_through", False),
     )

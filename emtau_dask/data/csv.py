@@ -11,6 +11,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -62,8 +63,12 @@ class CsvTable:
     n_lines: float
 
     @classmethod
-    def at(cls, path: str) -> CsvTable:
-        """Read the beginning of a table; raises `InvalidDataError` where there is none."""
+    def at(cls, path: str, known: Sequence[str] = ()) -> CsvTable:
+        """Read the beginning of a table; raises `InvalidDataError` where there is none.
+
+        A first line with all ``known`` names of columns, which were given or which another table has, names
+        the columns.
+        """
         place: str | Url = Url.of(path) if is_url(path) else str(Path(path).absolute())
         delimiter = DELIMITERS[suffix_of(path).lower()]
         with read_errors(str(place), remote=isinstance(place, Url)):
@@ -73,9 +78,9 @@ class CsvTable:
             else:
                 size = check_regular(place)
                 beginning = read_regular(place, 0, BLOCK_BYTES).tobytes()
-            text = (line.decode("utf-8-sig") for line in io.BytesIO(beginning))
-            lines = csv.reader(text, delimiter=delimiter)
-            fields, rows = next(lines, []), list(islice(lines, COMPARED_LINES))
+            stream = io.BytesIO(beginning)
+            text = (line.decode("utf-8-sig") for line in stream)
+            fields = next(csv.reader(text, delimiter=delimiter), [])
         if not fields:
             raise InvalidDataError(f"{place} begins with an empty line; a table of columns is wanted.")
         if len(fields) == 1 and ";" in fields[0]:
@@ -84,7 +89,11 @@ class CsvTable:
                 "pandas.read_csv(path, sep=';', decimal=',').to_parquet('rows.parquet')."
             )
         n_lines = size * (beginning.count(b"\n") + 1) / len(beginning)
-        return cls(place, size, delimiter, fields, _are_names(fields, rows, str(place)), n_lines)
+        named = (len(known) > 0 and set(known) <= set(fields)) or not all(map(_is_number, fields))
+        if not named:
+            below = (line.decode("utf-8", "replace") for line in islice(stream, COMPARED_LINES))
+            named = _are_names(fields, csv.reader(below, delimiter=delimiter), str(place))
+        return cls(place, size, delimiter, fields, named, n_lines)
 
     def default_names(self) -> list[str] | None:
         """Return the columns but the index that pandas writes, which has no name; None where none has one.
@@ -187,25 +196,27 @@ def is_csv(place: Place) -> bool:
         )
 
 
-def _are_names(fields: Sequence[str], rows: Sequence[Sequence[str]], place: str) -> bool:
-    """Return whether the first line of a table names its columns.
+def _are_names(fields: Sequence[str], lines: Iterator[list[str]], place: str) -> bool:
+    """Return whether numbers in the first line of a table name its columns: those below are no whole numbers.
 
-    It does if a value is no number, or if all are whole numbers and no column below holds whole numbers only.
-    Raises `InvalidDataError` for 0,1,2,… above whole numbers: pandas names columns so by default.
+    Raises `InvalidDataError` where that is so of some columns alone, of a single column 0, and for 0,1,2,…
+    above whole numbers: pandas names columns so by default.
     """
-    if not all(map(_is_number, fields)):
-        return True
-    if len(fields) < 2 or not all(map(str.isdecimal, fields)) or len(set(fields)) < len(fields):
+    first = [field.strip() for field in fields]
+    if not all(map(str.isdecimal, first)) or len(set(first)) < len(first):
         return False
-    below = zip(*(row for row in rows if len(row) == len(fields)), strict=True)
-    unlike = [not all(map(_is_whole_or_empty, column)) for column in below]
-    if unlike and all(unlike):
+    rows = []
+    with suppress(csv.Error):
+        rows += [row for row in lines if len(row) == len(first)]
+    unlike = [not all(map(_is_whole_or_empty, column)) for column in zip(*rows, strict=True)]
+    if len(first) > 1 and unlike and all(unlike):
         return True
-    if unlike and list(fields) == [str(number) for number in range(len(fields))]:
+    by_default = first == [str(number) for number in range(len(first))]
+    if (len(first) > 1 and any(unlike)) or (by_default and unlike and (len(first) > 1 or all(unlike))):
         raise InvalidDataError(
-            f"the first line of {place} is {short(','.join(fields))}. It may be a header, as pandas writes "
-            "it for columns without names, or a row. Give the columns names with letters, or, if it is one, "
-            "put a line of names above it."
+            f"the first line of {place} is {short(','.join(fields))}: a row, or names of columns, as pandas "
+            "writes them for columns without names? If these are names, give them (columns=, --columns), or "
+            "others with letters. If it is a row, put a line of names above it."
         )
     return False
 
@@ -259,13 +270,20 @@ def open_csv(
         An index is left out, or whole numbers are read as names.
     """
     loaded_pyarrow()
-    tables = [CsvTable.at(path) for path in paths_at(place)]
+    first, *others = paths_at(place)
+    tables = [CsvTable.at(first, () if columns is None else columns)]
+    tables += [CsvTable.at(path, tables[0].fields if columns is None else columns) for path in others]
     names = tables[0].default_names() if columns is None else list(columns)
     chosen = [table.chosen(names) for table in tables]
     width, where = len(chosen[0]), place_text([str(table.place) for table in tables])
     if squeeze:
         check_single(where, names or range(width))
     for table, numbers in zip(tables, chosen, strict=True):
+        if table.named and not tables[0].named and all(map(_is_number, table.fields)):
+            raise InvalidDataError(
+                f"the first line of {table.place} names its columns, but that of {tables[0].place} is a row. "
+                "Give all tables a line of names, or none."
+            )
         if len(numbers) != width:
             raise InvalidDataError(
                 f"{table.place} has {len(numbers)} feature(s), but {tables[0].place} has {width}. Give the "

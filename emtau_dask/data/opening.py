@@ -186,7 +186,7 @@ def columns_of_fit(place: Place, names: Sequence[str] | None) -> Sequence[str] |
     """Return the ``names`` of a fit's features where the columns of a place have names, else None."""
     if names is None or not has_columns(place):
         return None
-    unnamed = any(is_csv(path) and not CsvTable.at(path).named for path in paths_at(place))
+    unnamed = any(is_csv(path) and not CsvTable.at(path, names).named for path in paths_at(place))
     return None if unnamed else names
 
 
@@ -289,6 +289,6 @@ def as_dask(data: Any) -> da.Array:
         data = array_source(data)
     if isinstance(data, GraphSource):
         return data.array
-    chunks = (data.chunk_rows, *((size,) for size in data.shape[1:]))
+    chunks = (data.chunk_rows or (0,), *((size,) for size in data.shape[1:]))
     meta = np.empty((0,) * len(data.shape), data.dtype)
     return da.map_blocks(_load_block, data.reader(), chunks=chunks, dtype=data.dtype, meta=meta)

@@ -35,14 +35,14 @@ class Packing:
         Stored numbers that stand for a missing value, which becomes NaN.
     scale, offset : float
         Of all others.
-    unsigned : bool
-        Whether stored integers with a sign stand for those without.
+    kind : str
+        ``"u"`` or ``"i"`` where stored integers stand for those without or with a sign; "" for as they are.
     """
 
     missing: tuple[float, ...] = ()
     scale: float = 1.0
     offset: float = 0.0
-    unsigned: bool = False
+    kind: str = ""
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any], fill_value: object, where: str) -> Packing | None:
@@ -52,14 +52,14 @@ class Packing:
         ----------
         attributes : mapping
         fill_value : object
-            That of the array's document.
+            That of the document of an array of format 2, None for others.
         where : str
             What errors call the array.
 
         Raises
         ------
         InvalidDataError
-            An attribute is not a number.
+            A scale or an offset is not a number.
         InvalidDtypeError
             The numbers stand for dates.
         """
@@ -69,18 +69,14 @@ class Packing:
                 f"{where} holds dates ({units!r}), not real numbers. Convert them, for example to an array "
                 "of seconds without the attribute units."
             )
-        missing: list[float] = []
-        for name in ("_FillValue", "missing_value"):
-            given = attributes.get(name)
-            values = given if isinstance(given, list) else [given]
-            missing += [_number(value, name, where) for value in values]
+        missing = [*_numbers(attributes.get("_FillValue")), *_numbers(attributes.get("missing_value"))]
         if DIMENSIONS in attributes:
-            missing.append(_number(fill_value, "fill_value", where))
+            missing += _numbers(fill_value)
         found = cls(
-            tuple(dict.fromkeys(value for value in missing if not np.isnan(value))),
-            _number(attributes.get("scale_factor", 1.0), "scale_factor", where),
-            _number(attributes.get("add_offset", 0.0), "add_offset", where),
-            str(attributes.get("_Unsigned", "false")).lower() == "true",
+            tuple(dict.fromkeys(value for value in missing if not math.isnan(value))),
+            _factor("scale_factor", attributes, 1.0, where),
+            _factor("add_offset", attributes, 0.0, where),
+            {"true": "u", "false": "i"}.get(str(attributes.get("_Unsigned")).lower(), ""),
         )
         return None if found == cls() else found
 
@@ -91,8 +87,8 @@ class Packing:
 
     def decoded(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the meant numbers."""
-        if self.unsigned and values.dtype.kind == "i":
-            values = values.view(values.dtype.str.replace("i", "u"))
+        if self.kind and values.dtype.kind in "iu":
+            values = values.view(values.dtype.str.replace(values.dtype.kind, self.kind))
         meant = values.astype(self.dtype(values.dtype))
         meant *= self.scale
         meant += self.offset
@@ -104,29 +100,48 @@ class Packing:
 
 def _fits(number: float, dtype: np.dtype[Any]) -> bool:
     """Return whether a number is one of a type; a negative one may be one of integers without a sign."""
-    if dtype.kind not in "iu":
-        return dtype.kind == "f"
+    if dtype.kind == "f":
+        return math.isinf(number) or abs(number) <= float(np.finfo(dtype).max)
     size = 2 ** (8 * dtype.itemsize)
-    return float(number).is_integer() and -size // 2 <= number < size
+    return dtype.kind in "iu" and float(number).is_integer() and -size // 2 <= number < size
 
 
-def _number(value: object, name: str, where: str) -> float:
-    """Return the number that an attribute holds, NaN for None; xarray writes some of them in base64."""
+def _numbers(value: object) -> list[float]:
+    """Return the numbers that an attribute holds; what is none, xarray ignores too."""
+    found = (_number(each) for each in (value if isinstance(value, list) else [value]))
+    return [number for number in found if number is not None]
+
+
+def _factor(name: str, attributes: Mapping[str, Any], default: float, where: str) -> float:
+    """Return a scale or an offset, alone in a list or not."""
+    value = attributes.get(name)
     if value is None:
-        return np.nan
-    found = value
+        return default
+    number = _number(value[0] if isinstance(value, list) and len(value) == 1 else value)
+    if number is None:
+        raise InvalidDataError(
+            f"the attribute {name} of {where} is {short(value)}, which is no number, so that nobody can tell "
+            "what its numbers mean. Correct or remove the attribute."
+        )
+    return float(number)
+
+
+def _number(value: object) -> float | None:
+    """Return a number, None for anything else; xarray writes some of them in base64."""
     if isinstance(value, str):
         try:
-            (found,) = struct.unpack("<d", base64.standard_b64decode(value))
+            (value,) = struct.unpack("<d", base64.standard_b64decode(value))
         except (ValueError, struct.error):
-            found = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}.get(value)
-    if isinstance(found, int | float | np.number):
-        number: float = found.item() if isinstance(found, np.number) else found
-        return number
-    raise InvalidDataError(
-        f"the attribute {name} of {where} is {short(value)}, which is no number, so that nobody can tell "
-        "what its numbers mean. Correct or remove the attribute."
-    )
+            value = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(str(value))
+    if isinstance(value, np.number):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        float(value)
+    except OverflowError:
+        return None
+    return value
 
 
 @dataclass(frozen=True)
@@ -143,7 +158,7 @@ class UnpackedRows(RangeReader):
         return found._replace(values=self.packing.decoded(found.values))
 
     def identity(self) -> str:
-        """Return that of the stored numbers, which names their attributes too."""
+        """Return that of the stored numbers."""
         return self.stored.identity()
 
     def peak_bytes(self, start: int, stop: int) -> int:

@@ -10,9 +10,9 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import filterfalse
+from itertools import filterfalse, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
@@ -186,7 +186,7 @@ class ParquetReader(RangeReader):
         partition = dict(group.part.partition)
         for j, name in enumerate(self.columns):
             if name in self.partitions:
-                value = partition[name]
+                value = partition.get(name)
                 rows[first:last, j] = np.nan if value is None else int(value)
             else:
                 rows[first:last, j] = table.column(name).to_numpy()[inside]
@@ -231,7 +231,23 @@ def part_at(place: str | Url) -> ParquetPart | None:
 
 def _parts(place: Place) -> list[ParquetPart]:
     """Return the files of a place, see `paths_at`."""
-    return [part for path in paths_at(place) for part in _parts_of(path)]
+    paths = paths_at(place)
+    if len(paths) == 1:
+        return _parts_of(paths[0])
+    folders = [_folders(path) for path in paths]
+    shared = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False)))
+    above = (_partition("/".join([*names[shared:], ""])) for names in folders)
+    return [
+        replace(part, partition=(*given, *part.partition))
+        for path, given in zip(paths, above, strict=True)
+        for part in _parts_of(path)
+    ]
+
+
+def _folders(path: str) -> list[str]:
+    """Return the names in a path or URL but that of a file."""
+    names = (path.partition("?")[0] if is_url(path) else path).split("/")
+    return names[:-1] if suffix_of(path) in SUFFIXES else names
 
 
 def _parts_of(path: str) -> list[ParquetPart]:
@@ -260,25 +276,18 @@ def _partition(name: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _partition_columns(parts: Sequence[ParquetPart]) -> dict[str, np.dtype[Any] | None]:
-    """Return the type of each column that the names of folders give; None for text.
+    """Return the type of each column that the names of folders give; None for what is no whole number.
 
-    Raises `InvalidDataError` where not all files have the same ones.
+    Files that lack one have a null in it.
     """
-    names = [name for name, _ in parts[0].partition]
-    for part in parts:
-        other = [name for name, _ in part.partition]
-        if other != names:
-            raise InvalidDataError(
-                f"the names of folders give {part.place} the columns {other}, but {parts[0].place} has "
-                f"{names}. Files of one table must have the same ones."
-            )
-    values = {name: [dict(part.partition)[name] for part in parts] for name in names}
+    names = dict.fromkeys(name for part in parts for name, _ in part.partition)
+    values = {name: [dict(part.partition).get(name) for part in parts] for name in names}
     return {name: _partition_dtype(found) for name, found in values.items()}
 
 
 def _partition_dtype(values: Sequence[str | None]) -> np.dtype[Any] | None:
     given = [value for value in values if value is not None]
-    if not given or not all(value.removeprefix("-").isdecimal() for value in given):
+    if not given or not all(value.isascii() and value.removeprefix("-").isdecimal() for value in given):
         return None
     if not all(LEAST_INT32 <= int(value) <= MOST_INT32 for value in given):
         return None
@@ -357,8 +366,8 @@ def _checked_partitions(
             dtype = columns[name]
             if dtype is None:
                 raise InvalidDtypeError(
-                    f"column {name!r} of {part.place} holds text (the folder is named "
-                    f"{name}={dict(part.partition)[name]}), not real numbers. Leave it out of columns."
+                    f"column {name!r} of {part.place} is not of whole numbers of 32 bits: a folder is named "
+                    f"{name}={dict(part.partition).get(name)}. Leave it out of columns."
                 )
             yield dtype
 
@@ -389,23 +398,30 @@ def parquet_names(place: Place) -> tuple[str, ...]:
     """Return the columns that are features by default; warns and raises as `open_parquet`."""
     parts = _parts(place)
     schema, _ = parts[0].footer()
-    return _features(schema, str(parts[0].place), _partition_columns(parts))
+    return _features(schema, parts, _partition_columns(parts))
 
 
 def _features(
-    schema: pa.Schema, place: str, partitions: Mapping[str, np.dtype[Any] | None]
+    schema: pa.Schema, parts: Sequence[ParquetPart], partitions: Mapping[str, np.dtype[Any] | None]
 ) -> tuple[str, ...]:
     """Return the names of all columns of numbers, those of folders last, but the index of a DataFrame.
 
-    Warns of an index, and of text in the names of folders.
+    Warns of an index, of text in the names of folders, and of a number that is the same in all of them.
     """
+    place = str(parts[0].place)
     numbers = [name for name, dtype in partitions.items() if dtype and name not in schema.names]
     text = [name for name, dtype in partitions.items() if dtype is None and name not in schema.names]
     if text:
         warn_user(
             f"the names of folders above {place} give it the column(s) {', '.join(map(repr, text))}, which "
-            "hold text and are left out."
+            "hold no whole numbers of 32 bits and are left out."
         )
+    for name in numbers:
+        if len({dict(part.partition).get(name) for part in parts}) == 1:
+            warn_user(
+                f"the names of folders above {place} give all rows the same {name!r}: a constant feature. "
+                "Name the others in columns to leave it out."
+            )
     return (*_stored_features(schema, place), *numbers)
 
 
@@ -491,7 +507,7 @@ def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool =
     dtypes: list[np.dtype[Any]] = []
     for part, (schema, metadata) in zip(parts, each(ParquetPart.footer, parts), strict=True):
         where = str(part.place)
-        chosen = chosen or _features(schema, where, partitions)
+        chosen = chosen or _features(schema, parts, partitions)
         if part is parts[0]:
             of_folders = {name: partitions[name] for name in partitions if name not in schema.names}
         check_names([*schema.names, *of_folders], chosen, where)

@@ -321,13 +321,15 @@ def _source(store: Store, path: str, found: Found, chunk_rows: tuple[int, ...] |
 def _meant(store: Store, path: str, found: Found) -> RangeSource:
     """Return what the numbers of an array mean, in its own row chunks."""
     source = _source(store, path, found)
-    attributes, fill = attributes_at(store, path, found), found.document.get("fill_value")
+    attributes = attributes_at(store, path, found)
+    fill = found.document.get("fill_value") if found.zarr_format == 2 else None
     return unpacked(source, Packing.of(attributes, fill, str(StorePath(store, path))))
 
 
 def array_source(array: zarr.Array[Any]) -> RangeSource:
     """Return what the numbers of a zarr array mean, as its attributes say; raises as `zarr_source`."""
-    packing = Packing.of(dict(array.attrs), array.fill_value, f"the zarr array {array.store_path}")
+    fill = array.fill_value if array.metadata.zarr_format == 2 else None
+    packing = Packing.of(dict(array.attrs), fill, f"the zarr array {array.store_path}")
     return unpacked(zarr_source(array), packing)
 
 

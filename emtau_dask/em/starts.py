@@ -23,7 +23,7 @@ from emtau_dask.em.assignment import (
 from emtau_dask.em.problem import Context, Problem, make_problem
 from emtau_dask.em.sampling import RowSample, sample_rows, sample_size, sampled_rows
 from emtau_dask.em.state import KMeansProgress
-from emtau_dask.errors import InvalidDataError
+from emtau_dask.errors import AbsentFeatureError, InvalidDataError
 from emtau_dask.execution.choice import one_thread
 from emtau_dask.mixture.linalg import Floats, read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters, m_step
@@ -223,8 +223,8 @@ def complete_problem(problem: Problem, seed: int) -> Problem:
         rarest = int(shares.argmin())
         found = f"of {len(sample.rows):,} sampled rows only {len(complete):,} have all features"
         if shares[rarest] == 0:
-            raise InvalidDataError(f"{found}, and none has feature {rarest}. Leave that feature out.")
-        raise InvalidDataError(
+            raise AbsentFeatureError(f"{found}, and none has feature {rarest}. Leave that feature out.")
+        raise AbsentFeatureError(
             f"{found}, fewer than the {problem.n_components} components; feature {rarest} is known in "
             f"{shares[rarest]:.1%} of them. Leave such features out, or give weights_init, means_init and "
             "precisions_init, or warm_start from another fit."

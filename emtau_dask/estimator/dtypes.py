@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from emtau_dask.data.source import check_dtype
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, cause_of, short
@@ -43,32 +45,39 @@ def check_real_numbers(data: Any, what: str) -> None:
     InvalidDtypeError
         A column holds something else. Its name and the first such value are in the message.
     InvalidDataError
-        The frame has not been computed yet.
+        The frame has not been computed yet, or repeats names of columns.
     """
     import narwhals as nw
 
-    if isinstance(data, (np.ndarray, list, tuple)):
+    if isinstance(data, (np.ndarray, list, tuple)) or scipy.sparse.issparse(data):
         with errors_named(what):
-            array = np.asarray(data)
+            array = data if scipy.sparse.issparse(data) else np.asarray(data)
         _check_array(array, what)
         return
-    data = getattr(data, "_meta", data)
-    if hasattr(data, "set_axis"):  # Of all frames, those of pandas alone may repeat names.
-        check_names_differ(map(str, getattr(data, "columns", ())))
+    if hasattr(data, "to_dask_array"):
+        data = data._meta
+    pandas = sys.modules.get("pandas")  # Data of it exist only where it has been imported.
+    if pandas is not None and isinstance(data, (pandas.Index, pandas.api.extensions.ExtensionArray)):
+        data = pandas.Series(data)
+    names = getattr(data, "column_names", getattr(data, "columns", ()))
+    check_names_differ(map(str, names) if np.iterable(names) else ())
     known = nw.from_native(data, pass_through=True, allow_series=True)
     if isinstance(known, nw.LazyFrame):
+        package = type(data).__module__.partition(".")[0]
+        file = ", such as sink_parquet(path) writes" if package == "polars" else ""
         raise InvalidDataError(
-            f"{what} is a {type(data).__module__.partition('.')[0]} {type(data).__name__}, which has not "
-            f"been computed. Give {what}.collect(), or for more than fits in memory the path of a parquet "
-            "file of it, such as sink_parquet(path) writes."
+            f"{what} is a {package} {type(data).__name__}, which has not been computed. Give "
+            f"{what}.collect(), or for more than fits in memory the path of a parquet file of it{file}."
         )
     if isinstance(known, nw.DataFrame):
         for column in known.iter_columns():
             _check_column(column, f"column {column.name!r} of {what}", f"{what}[{column.name!r}]")
     elif isinstance(known, nw.Series):
         _check_column(known, what, what)
-    elif isinstance(getattr(data, "dtype", None), np.dtype):
-        _check_array(data, what)
+    else:
+        with errors_named(what):
+            array = np.asarray(data)
+        _check_array(array, what)
 
 
 def check_names_differ(names: Iterable[str]) -> None:
@@ -98,7 +107,7 @@ def _check_column(column: Any, what: str, code: str) -> None:
     dtype = column.dtype
     if dtype.is_numeric() or dtype == nw.Boolean:
         return
-    fits = _is_number if dtype == nw.Object else _lacks
+    fits = _is_number if dtype in (nw.Object, nw.Unknown) else _lacks
     wrong = next(((row, value) for row, value in enumerate(column) if not fits(value)), None)
     if wrong is None and len(column):
         return

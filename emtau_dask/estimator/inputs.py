@@ -96,9 +96,11 @@ def _opened(data: Any) -> Any:
     if not hasattr(data, "to_dask_array"):
         return data
     check_real_numbers(data, "X")
-    kinds = [dtype for dtype in getattr(data, "dtypes", ()) if isinstance(dtype, np.dtype)]
-    if {dtype.kind == "b" for dtype in kinds} == {True, False}:
-        data = data.astype(np.result_type(*kinds))  # pandas would make objects of them.
+    dtypes = list(data.dtypes) if data.ndim == 2 else []
+    if not all(isinstance(dtype, np.dtype) for dtype in dtypes):
+        data = data.astype(np.float64)  # pandas would make objects of its own types,
+    elif {dtype.kind == "b" for dtype in dtypes} == {True, False}:
+        data = data.astype(np.result_type(*dtypes))  # and of booleans beside numbers.
     return data.to_dask_array()
 
 

@@ -221,17 +221,19 @@ class TestFailures:
         assert not (tmp_path / "run").exists()
 
 
+def _kept():
+    store = of_process(rowcache.RowStore)
+    return len(store._tokens), store._bytes
+
+
 @pytest.mark.cluster
 def test_workers_keep_what_they_read_until_the_end(two_workers, path):
-    def kept():
-        return len(of_process(rowcache.RowStore)._tokens), of_process(rowcache.RowStore)._bytes
-
     without = fit(zarr.open_array(path, mode="r"), EMTau(tau=2, revisit=5), cache=0)
     for cache in ("256 MiB", 1):
         found = fit(zarr.open_array(path, mode="r"), EMTau(tau=2, revisit=5), cache, scheduler=None)
         assert_same_bits(found, without)
         assert sum(bytes_of(found)) < sum(bytes_of(without))
-        assert set(two_workers.run(kept).values()) == {(0, 0)}
+        assert set(two_workers.run(_kept).values()) == {(0, 0)}
 
 
 class TestRowState:

@@ -45,18 +45,60 @@ class TestFirstLineOfNumbers:
         assert source.names == tuple(map(str, names))
         np.testing.assert_array_equal(values("a.csv", columns=source.names), ROWS)
 
-    def test_is_refused_where_it_may_be_a_row(self):
-        pd.DataFrame(np.arange(12).reshape(6, 2)[::-1]).to_csv("a.csv", index=False)
-        with pytest.raises(InvalidDataError, match=r"may be a header.*names with letters"):
+    @pytest.mark.parametrize(
+        "text",
+        ["0,1\n5,4\n3,2\n", "2019,2020\n3.5,4\n5.5,6\n", "1,2\n3.5,4\n5,\n", "0\n.5\n.7\n", "0, 1\n.5,3\n"],
+    )
+    def test_is_refused_where_it_may_be_a_row(self, text):
+        Path("a.csv").write_text(text)
+        with pytest.raises(
+            InvalidDataError, match=r"a row, or names of columns.*give them.*put a line of names"
+        ):
             open_source("a.csv")
+        names = [name.lstrip() for name in text.splitlines()[0].split(",")]
+        if " " not in text:
+            wanted = pd.read_csv("a.csv")
+            np.testing.assert_array_equal(values("a.csv", columns=names), wanted)
 
     @pytest.mark.parametrize(
-        "text", ["3,4\n5,6\n", "0\n1\n1\n", "1,2\n3.5,4\n5,\n", "0,0\n1.5,2.5\n", "1.0,2\n3.5,4.5\n"]
+        "text", ["3,4\n5,6\n", "0\n1\n1\n", "3\n.5\n", "0,0\n1.5,2.5\n", "1.0,2\n3.5,4.5\n"]
     )
     def test_is_a_row_otherwise(self, text):
         Path("a.csv").write_text(text)
         assert open_source("a.csv").names is None
         np.testing.assert_array_equal(values("a.csv"), pd.read_csv("a.csv", header=None).to_numpy(float))
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    @pytest.mark.parametrize("text", ["2019,2020\n1.5,3\n2.5,4\n", "2019,2020\n"])
+    def test_that_the_fit_had_is_a_header_whatever_is_below(self, text):
+        pd.DataFrame(ROWS, columns=[2019, 2020]).to_csv("a.csv", index=False)
+        gm = GaussianMixture(2, random_state=0).fit("a.csv")
+        Path("b.csv").write_text(text)
+        assert len(gm.predict("b.csv").compute()) == len(text.splitlines()) - 1
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    def test_of_several_tables_is_read_alike(self):
+        Path("a.csv").write_text("2019,2020\n1.5,3.5\n")
+        Path("b.csv").write_text("2019,2020\n2.5,4\n")
+        Path("c.csv").write_text("7.5,8.5\n")
+        np.testing.assert_array_equal(values(["a.csv", "b.csv"]), [[1.5, 3.5], [2.5, 4]])
+        with pytest.raises(
+            InvalidDataError, match=r"a\.csv names its columns, but that of .*c\.csv is a row"
+        ):
+            open_source(["c.csv", "a.csv"])
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"x,name\n1,\xe9\n2,a\n",
+            b"x,name\n1," + b"a" * 200_000 + b"\n2,a\n",
+            b"x,name\n" + b"".join(b"%d," % n + b"\xc3\xa9" * 10_000 + b"\n" for n in (1, 2) * 30),
+        ],
+        ids=["Latin-1", "a long text", "a character at the end of a block"],
+    )
+    def test_of_letters_needs_no_other_line(self, data):
+        Path("a.csv").write_bytes(data)
+        assert set(values("a.csv", columns=["x"])[:, 0]) == {1, 2}
 
 
 EMTAU = Path(sys.executable).with_name("emtau")
@@ -118,6 +160,52 @@ class TestColumnsOfNoNumbers:
         assert structured_to_unstructured(records).shape == (9, 2)
 
 
+class AsArray:
+    """Something that NumPy can convert, and nothing else is known of."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype)
+
+
+UNNAMED = {
+    "an index": DATES,
+    "a zoned index": DATES.tz_localize("UTC"),
+    "an extension array": pd.array(["1"] * 60, "string"),
+    "categories": pd.Categorical([1, 2] * 30),
+    "arrow": pa.array(["1"] * 60),
+    "arrow dates": pa.array(DATES),
+    "what is like an array": AsArray(["1"] * 60),
+}
+
+
+class TestOthers:
+    @pytest.mark.parametrize("kind", UNNAMED)
+    def test_are_refused_as_weights_by_what_they_hold(self, kind):
+        with pytest.raises(InvalidDtypeError, match=r"sample_weight (holds|has)"):
+            GaussianMixture(1).fit(ROWS[:60], sample_weight=UNNAMED[kind])
+
+    def test_are_refused_as_rows_by_what_they_hold(self):
+        with pytest.raises(InvalidDtypeError, match="X has dtype"):
+            GaussianMixture(1).fit(AsArray([["1", "2"]] * 60))
+
+    def test_with_the_name_of_an_attribute_of_frames_are_columns(self):
+        frame = pd.DataFrame({"_meta": ROWS[:60, 0], "s": ["1"] * 60})
+        with pytest.raises(InvalidDtypeError, match="column 's' of X holds String"):
+            GaussianMixture(1).fit(frame)
+
+    def test_whose_names_repeat_are_refused_in_arrow(self):
+        table = pa.Table.from_arrays([pa.array(ROWS[:, 0]), pa.array(ROWS[:, 1])], names=["a", "a"])
+        with pytest.raises(InvalidDataError, match="X has several columns 'a'"):
+            GaussianMixture(1).fit(table)
+
+    def test_a_series_of_dask_is_no_table(self):
+        with pytest.raises(InvalidDataError, match="X has shape"):
+            GaussianMixture(1).fit(dd.from_pandas(pd.Series(ROWS[:, 0]), npartitions=2))
+
+
 class TestColumnsOfNumbers:
     def test_of_objects_are_read(self):
         wanted = GaussianMixture(2, random_state=0).fit(ROWS).means_
@@ -132,6 +220,31 @@ class TestColumnsOfNumbers:
         with pytest.warns(UserWarning, match="unknown chunk sizes"):
             got = GaussianMixture(2, random_state=0).fit(chunked).means_
         np.testing.assert_array_equal(got, wanted)
+
+    @pytest.mark.filterwarnings("ignore:X has unknown chunk sizes")
+    @pytest.mark.parametrize(
+        "kinds",
+        [
+            {"x": "Float64"},
+            {"x": "double[pyarrow]"},
+            {"x": "float32", "n": "Int64"},
+            {"x": "Float64", "n": "Int64", "flag": "boolean"},
+            {"x": "float64", "n": "int8", "flag": "bool"},
+        ],
+        ids=str,
+    )
+    def test_of_pandas_own_types_are_read_by_dask_as_by_pandas(self, kinds):
+        frame = pd.DataFrame({"x": ROWS[:, 0], "n": np.arange(len(ROWS)) % 100, "flag": ROWS[:, 1] > 0})
+        wanted = frame.astype("float64")
+        frame = frame.astype(kinds)
+        if kinds["x"] == "float32":
+            wanted["x"] = wanted["x"].astype("float32").astype("float64")
+        got = GaussianMixture(1).fit(dd.from_pandas(frame, npartitions=2))
+        np.testing.assert_allclose(got.means_[0], wanted.mean(), rtol=1e-6)
+
+    def test_that_are_sparse_are_read(self):
+        frame = pd.DataFrame({"a": pd.arrays.SparseArray(ROWS[:, 0]), "b": ROWS[:, 1]})
+        np.testing.assert_allclose(GaussianMixture(1).fit(frame).means_[0], ROWS.mean(axis=0))
 
     def test_whose_names_repeat_are_refused(self):
         frame = pd.DataFrame(ROWS, columns=["x", "x"])
@@ -163,6 +276,7 @@ class TestNamesOfFolders:
         yield written
         if "://" in request.param:
             fsspec.filesystem("memory").store.clear()
+            fsspec.filesystem("memory").pseudo_dirs.clear()
 
     @pytest.mark.parametrize("by", [("g",), ("g", "h"), ("h", "g")])
     def test_that_are_whole_numbers_are_features_after_those_of_the_files(self, table, by):
@@ -189,19 +303,32 @@ class TestNamesOfFolders:
 
     def test_that_are_text_are_left_out_with_a_warning_and_refused_if_named(self, table):
         place = table(self.FRAME.assign(region=["north", "a b"] * 150, g=[1, 2] * 150), "region", "g")
-        with pytest.warns(UserWarning, match="column.s. 'region', which hold text and are left out"):
+        with pytest.warns(UserWarning, match=r"column.s. 'region', which hold no whole numbers"):
             source = open_source(place)
         assert source.names == ("a", "b", "g")
-        with pytest.raises(
-            InvalidDtypeError, match=r"column 'region' of .* holds text .the folder is named region="
-        ):
+        with pytest.raises(InvalidDtypeError, match=r"column 'region' of .* a folder is named region="):
             open_source(place, columns=["a", "region"])
 
-    def test_that_differ_between_files_are_refused(self, table):
+    @pytest.mark.filterwarnings("ignore:the names of folders")
+    def test_that_some_files_lack_are_missing_there(self, table):
         table(self.FRAME.assign(g=1), "g")
-        place = table(self.FRAME.assign(h=1), "h")
-        with pytest.raises(InvalidDataError, match=r"names of folders give .* the columns \['h'\], but"):
-            open_source(place)
+        place = table(self.FRAME.assign(h=2), "h")
+        got = values(place, columns=["a", "g", "h"])
+        assert np.isnan(got).sum() == 2 * len(ROWS)
+        assert (np.nanmin(got[:, 1]), np.nanmax(got[:, 2])) == (1, 2)
+        np.testing.assert_array_equal(values(place, columns=["a"]), np.tile(ROWS[:, :1], (2, 1)))
+
+    def test_that_are_all_the_same_are_features_with_a_warning(self, table):
+        place = table(self.FRAME.assign(year=2024), "year")
+        with pytest.warns(UserWarning, match="give all rows the same 'year': a constant feature"):
+            assert open_source(place).names == ("a", "b", "year")
+
+    def test_are_read_from_a_pattern_and_a_list_as_from_the_folder(self, table):
+        place = table(self.FRAME.assign(g=[1, 2, 3] * 100), "g")
+        wanted = values(place)
+        for several in (f"{place}/*", f"{place}/*/*.parquet", [f"{place}/g={g}" for g in (1, 2, 3)]):
+            assert open_source(several).names == ("a", "b", "g")
+            np.testing.assert_array_equal(values(several), wanted)
 
     def test_label_rows_in_their_order(self, table):
         place = table(self.FRAME.assign(g=[2, 10] * 150), "g")
@@ -298,8 +425,18 @@ class TestStandardStreams:
             assert subprocess.run(["bash", "-c", command], check=False, timeout=100).returncode == code
 
     def test_of_python_may_be_missing(self, monkeypatch):
+        wanted = GaussianMixture(2, random_state=0).fit(ROWS).means_
         monkeypatch.setattr("sys.stdout", None)
-        GaussianMixture(2, verbose=1).fit(ROWS)
+        np.testing.assert_array_equal(GaussianMixture(2, random_state=0, verbose=1).fit(ROWS).means_, wanted)
+
+    def test_on_a_full_disk_end_a_command_with_one_line(self):
+        np.save("rows.npy", ROWS)
+        GaussianMixture(2).fit(ROWS).save("model.zarr")
+        command = f"'{EMTAU}' inspect model.zarr > /dev/full"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, check=False, timeout=100)
+        assert done.returncode == 1
+        assert b"The disk is full" in done.stderr
+        assert b"Traceback" not in done.stderr
 
 
 class TestAdvice:
@@ -392,11 +529,31 @@ class TestAttributesOfZarr:
         array.attrs.update({"missing_value": [-9, -8], "scale_factor": 2})
         np.testing.assert_array_equal(values("b.zarr"), [[2, 4], [np.nan, 8], [np.nan, 12]])
 
-    def test_that_are_no_numbers_are_refused(self):
-        zarr.create_array("b.zarr", data=ROWS).attrs["scale_factor"] = "thousand"
-        with pytest.raises(
-            InvalidDataError, match=r"attribute scale_factor of .* is 'thousand', which is no number"
-        ):
+    @pytest.mark.parametrize(
+        ("attributes", "wanted"),
+        [
+            ({"scale_factor": None, "add_offset": None}, [0, 255]),
+            ({"scale_factor": [0.5]}, [0, 127.5]),
+            ({"_Unsigned": "false"}, [0, -1]),
+            ({"missing_value": "none", "_FillValue": 300}, [0, 255]),
+            ({"missing_value": 10**400}, [0, 255]),
+            ({"_ARRAY_DIMENSIONS": ["row", "feature"]}, [0, 255]),
+        ],
+    )
+    def test_of_odd_kinds_are_read_as_xarray_reads_them(self, attributes, wanted):
+        array = zarr.create_array("b.zarr", data=np.array([[0, 255]], "u1"))
+        array.attrs.update(attributes)
+        np.testing.assert_array_equal(values("b.zarr"), [wanted])
+
+    def test_of_infinite_fill_values_leave_other_infinities(self):
+        array = zarr.create_array("b.zarr", data=np.array([[np.inf, 1.0]], "f4"))
+        array.attrs["_FillValue"] = 1e300
+        np.testing.assert_array_equal(values("b.zarr"), [[np.inf, 1.0]])
+
+    @pytest.mark.parametrize("scale", ["thousand", 10**400, [1, 2], True])
+    def test_that_are_no_numbers_are_refused(self, scale):
+        zarr.create_array("b.zarr", data=ROWS).attrs["scale_factor"] = scale
+        with pytest.raises(InvalidDataError, match=r"attribute scale_factor of .*, which is no number"):
             open_source("b.zarr")
 
     def test_that_make_dates_of_numbers_are_refused(self):
@@ -424,8 +581,10 @@ class TestAttributesOfZarr:
         written(PACKINGS["a fill value"] | {"chunks": (40, 2)})
         settings = {"algorithm": "em", "missing": "marginalise", "random_state": 0, "checkpoint": "run.zarr"}
         gm = GaussianMixture(2, max_iter=3, **settings).fit("a.zarr")
-        again = GaussianMixture.resume("run.zarr", "a.zarr", max_iter=3)
-        np.testing.assert_array_equal(again.means_, gm.means_)
+        again = GaussianMixture.resume("run.zarr", "a.zarr", max_iter=6)
+        whole = GaussianMixture(2, max_iter=6, **settings | {"checkpoint": None}).fit("a.zarr")
+        np.testing.assert_array_equal(again.means_, whole.means_)
+        assert again.n_iter_ > gm.n_iter_
 
 
 class TestGroupsOfArrays:
@@ -463,3 +622,26 @@ class TestGroupsOfArrays:
         group.create_array("rows", data=ROWS)
         group.create_array("labels", data=np.zeros(len(ROWS)))
         np.testing.assert_array_equal(values("a.zarr"), ROWS)
+
+    def test_a_path_that_speaks_of_features_stays_what_it_is(self):
+        Path("feature 99").mkdir()
+        Path("feature 1").mkdir()
+        for name in ("feature 99", "feature 1"):
+            Path(name, "x.parquet").write_bytes(b"PAR1 is no table PAR1")
+        frame = pd.DataFrame(ROWS, columns=["x", "y"])
+        frame.to_parquet("rows.parquet")
+        gm = GaussianMixture(2, random_state=0).fit("rows.parquet")
+        for name in ("feature 99", "feature 1"):
+            with pytest.raises(InvalidDataError, match=f"{name}/x.parquet"):
+                gm.predict(f"{name}/x.parquet")
+
+    def test_a_fit_after_an_interrupt_says_what_is_wrong_with_it(self):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            with pytest.raises(InvalidDataError, match="does not exist"):
+                GaussianMixture(1).fit("none.npy")
+            rows = ROWS.copy()
+            rows[3, 1] = np.nan
+            with pytest.raises(InvalidDataError, match="row 3"):
+                GaussianMixture(1).fit(rows)
