@@ -208,7 +208,7 @@ def _are_names(fields: Sequence[str], lines: Iterator[list[str]], place: str) ->
     rows = []
     with suppress(csv.Error):
         rows += [row for row in lines if len(row) == len(first)]
-    unlike = [not all(map(_is_whole_or_empty, column)) for column in zip(*rows, strict=True)]
+    unlike = [any(map(_is_fraction, column)) for column in zip(*rows, strict=True)]
     if len(first) > 1 and unlike and all(unlike):
         return True
     by_default = first == [str(number) for number in range(len(first))]
@@ -221,9 +221,11 @@ def _are_names(fields: Sequence[str], lines: Iterator[list[str]], place: str) ->
     return False
 
 
-def _is_whole_or_empty(value: str) -> bool:
-    bare = value.strip().lower()
-    return bare in ("", "na", "nan", "null") or bare.lstrip("+-").isdecimal()
+def _is_fraction(value: str) -> bool:
+    """Return whether a value is a number but not a whole one as written."""
+    bare = value.strip()
+    is_nan = bare.lower() == "nan"
+    return _is_number(bare) and not is_nan and not bare.lstrip("+-").isdecimal()
 
 
 def _is_number(field: str) -> bool:
@@ -279,15 +281,15 @@ def open_csv(
     if squeeze:
         check_single(where, names or range(width))
     for table, numbers in zip(tables, chosen, strict=True):
-        if table.named and not tables[0].named and all(map(_is_number, table.fields)):
-            raise InvalidDataError(
-                f"the first line of {table.place} names its columns, but that of {tables[0].place} is a row. "
-                "Give all tables a line of names, or none."
-            )
         if len(numbers) != width:
             raise InvalidDataError(
                 f"{table.place} has {len(numbers)} feature(s), but {tables[0].place} has {width}. Give the "
                 "same features in all tables."
+            )
+        if table.named and not tables[0].named and all(map(_is_number, table.fields)):
+            raise InvalidDataError(
+                f"the first line of {table.place} names its columns, but that of {tables[0].place} is a row. "
+                "Give all tables a line of names, or none."
             )
     scratch = _scratch(where, width * sum(table.n_lines for table in tables))
     path = scratch.path.absolute() / "rows"

@@ -90,7 +90,7 @@ def check_names_differ(names: Iterable[str]) -> None:
 def _check_array(array: Any, what: str) -> None:
     if array.dtype.kind in NOT_NUMBERS:
         check_dtype(array.dtype, what)
-    if array.dtype.kind != "O":
+    if array.dtype.kind != "O" or not array.ndim:
         return
     for place, value in np.ndenumerate(np.asarray(array)):
         if not _is_number(value):
