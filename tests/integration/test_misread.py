@@ -139,7 +139,9 @@ class TestColumnsOfNoNumbers:
 
     @pytest.mark.parametrize("made", [pd.Series, np.asarray, pl.Series], ids=["pandas", "numpy", "polars"])
     @pytest.mark.parametrize(
-        "values", [["1"] * 60, list(DATES), list(DATES - DATES[0])], ids=["text", "dates", "durations"]
+        "values",
+        [["1"] * 60, list(DATES), list((DATES - DATES[0]).to_pytimedelta())],
+        ids=["text", "dates", "durations"],
     )
     def test_are_refused_as_weights(self, made, values):
         with pytest.raises(InvalidDtypeError, match=r"sample_weight (holds|has)"):
@@ -446,7 +448,7 @@ class TestAdvice:
     @pytest.mark.parametrize("fill", [1e20, 9.96921e36, -1e30])
     @pytest.mark.parametrize("covariance_type", ["full", "diag"])
     def test_a_fill_value_is_named(self, fill, covariance_type):
-        frame = pd.DataFrame(ROWS, columns=["salinity", "depth"])
+        frame = pd.DataFrame(ROWS.copy(), columns=["salinity", "depth"])
         frame.iloc[::25, 0] = fill
         with pytest.raises(SingularComponentError) as refused:
             GaussianMixture(3, covariance_type=covariance_type, random_state=0).fit(frame)
