@@ -63,7 +63,8 @@ class NpyHeader:
         def column(j: int) -> NDArray[Any]:
             return read(self.begin + (j * self.shape[0] + start) * self.dtype.itemsize, size).view(self.dtype)
 
-        return np.stack(each(column, range(width)), axis=1).reshape(shape, order="F")
+        columns = each(column, range(width))
+        return np.stack(columns, axis=1, dtype=self.dtype, casting="equiv").reshape(shape, order="F")
 
     def of_file(self, size: int) -> str:
         """Return a text that identifies a file of ``size`` bytes with this header."""

@@ -647,3 +647,14 @@ class TestGroupsOfArrays:
             rows[3, 1] = np.nan
             with pytest.raises(InvalidDataError, match="row 3"):
                 GaussianMixture(1).fit(rows)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f8", ">f8", ">f4", ">i2"])
+def test_an_npy_file_is_read_in_the_type_that_it_has(dtype, order):
+    rows = np.asarray(ROWS * 100, dtype, order=order)
+    np.save("rows.npy", rows)
+    source = open_source("rows.npy")
+    got = source.ranges.read(3, 40).values
+    assert source.dtype == got.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(got, rows[3:40])
