@@ -1,6 +1,7 @@
 """Run configs in YAML."""
 
 import json
+import os
 
 import yaml
 
@@ -213,5 +214,5 @@ def compare(given, accepted, where):
         whole = isinstance(given, int) and isinstance(accepted, int)
         if (given if whole else float(given)) != accepted:
             raise WrongError(f"{where} = {given!r} was accepted as {accepted!r}")
-    elif str(given) != str(accepted):
+    elif str(accepted) not in (str(given), os.path.expanduser(str(given))):  # noqa: PTH111
         raise WrongError(f"{where} = {given!r} was accepted as {accepted!r}"[:300])
