@@ -90,8 +90,10 @@ class Packing:
         if self.kind and values.dtype.kind in "iu":
             values = values.view(values.dtype.str.replace(values.dtype.kind, self.kind))
         meant = values.astype(self.dtype(values.dtype))
-        meant *= self.scale
-        meant += self.offset
+        if self.scale != 1.0:
+            meant *= self.scale
+        if self.offset != 0.0:
+            meant += self.offset
         for number in self.missing:
             if _fits(number, values.dtype):
                 meant[values == np.asarray(number).astype(values.dtype)] = np.nan

@@ -47,13 +47,16 @@ def check_real_numbers(data: Any, what: str) -> None:
     InvalidDataError
         The frame has not been computed yet, or repeats names of columns.
     """
-    import narwhals as nw
-
-    if isinstance(data, (np.ndarray, list, tuple)) or scipy.sparse.issparse(data):
+    if scipy.sparse.issparse(data):
+        _check_array(data, what)
+        return
+    if isinstance(data, (np.ndarray, list, tuple)):
         with errors_named(what):
-            array = data if scipy.sparse.issparse(data) else np.asarray(data)
+            array = np.asarray(data)
         _check_array(array, what)
         return
+    import narwhals as nw  # Only frames need it.
+
     if hasattr(data, "to_dask_array"):
         data = data._meta
     pandas = sys.modules.get("pandas")  # Data of it exist only where it has been imported.
