@@ -250,8 +250,8 @@ class ModelSection(Section):
     random_state: Annotated[int, allowed(SEED)] = 0
     """Seed of all that is random."""
     missing: Annotated[str, _setting("missing")] = Settings.missing
-    """What NaN means: ``raise``, an error, or ``marginalise``, a missing value, over which fits by the
-    algorithm ``em``, labels and scores integrate."""
+    """What NaN means: ``raise``, an error; ``drop``, a row that takes no part and has the label -1; or
+    ``marginalise``, a missing value, over which fits by the algorithm ``em``, labels and scores integrate."""
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:

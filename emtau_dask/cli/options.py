@@ -182,7 +182,8 @@ OPTIONS = (
         ("--missing",),
         "model.missing",
         "HOW",
-        "What NaN means: raise (an error, the default) or marginalise (a missing value; --algorithm em).",
+        "What NaN means: raise (an error, the default), drop (the row is left out) or marginalise (a missing "
+        "value; --algorithm em).",
         str,
     ),
     FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),

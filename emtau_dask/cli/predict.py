@@ -36,7 +36,7 @@ from emtau_dask.execution.workers import shared_source
 from emtau_dask.interrupts import interruptible
 from emtau_dask.process import threads_side_by_side
 from emtau_dask.progress import watching
-from emtau_dask.settings import marginalises
+from emtau_dask.settings import missing_values
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import paths_at
 from emtau_dask.storage.publishing import RowWriter, check_writable, new_group, refuse_existing
@@ -111,11 +111,12 @@ def write_labels(
     """Write the label of every row, and more if asked, to a zarr group; return the rows of each label, (K,).
 
     The group has the arrays `labels` (N,) int32, `probabilities` (N, K) float64, `scores` (N,) float64, in
-    nats, and `outliers` (N,) int8, -1 for outliers and 1 for other rows. ``rows`` is an addressable source
+    nats, and `outliers` (N,) int8, -1 for outliers and 1 for other rows. Rows that the model drops have the
+    label -1, NaN, and 0 there. ``rows`` is an addressable source
     (N, d), ``run`` the id of the checkpointed run whose result this is.
     """
     checked_lazy(model, rows)
-    missing = marginalises(model.missing)
+    missing = missing_values(model.missing)
     k = len(model.weights_)
     scorings = {"labels": LABELS}
     if options.probabilities:
@@ -169,7 +170,7 @@ def _append(
     """Write what was found for chunks, their labels first, and return how many rows have each label, (K,)."""
     counts = np.zeros(n_components, dtype=np.int64)
     for of_chunk in results:
-        counts += np.bincount(of_chunk[0], minlength=n_components)
+        counts += np.bincount(of_chunk[0][of_chunk[0] >= 0], minlength=n_components)
         for writer, values in zip(writers, of_chunk, strict=True):
             writer.append(values)
     return counts

@@ -44,7 +44,7 @@ from emtau_dask.execution.threads import lasting_threads
 from emtau_dask.interrupts import interruptible
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.process import threads_side_by_side
-from emtau_dask.settings import marginalises
+from emtau_dask.settings import MARGINALISE, missing_values
 
 STARTING_ITERATIONS, AFTER_ANNEALING = 16, 10
 """Maximum iterations of a start on the first sample before starts are compared: of one that was not annealed,
@@ -136,7 +136,7 @@ def fit(
 
 def _problem_of(settings: EmSettings, sources: FitSources, executor: Executor, context: Context) -> Problem:
     asked = settings.asked
-    problem = make_problem(
+    return make_problem(
         sources.rows,
         sources.weights,
         asked.n_components,
@@ -144,8 +144,8 @@ def _problem_of(settings: EmSettings, sources: FitSources, executor: Executor, c
         executor,
         context,
         compiled=settings.compiled,
+        missing=missing_values(asked.missing),
     )
-    return replace(problem, missing=marginalises(asked.missing))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ class _Fit:
 
 
 def _with_large_samples(settings: EmSettings, problem: Problem) -> EmSettings:
-    """Return the settings without samples that are too small because many rows have weight 0."""
+    """Return the settings without samples that are too small because many rows take no part."""
     acceleration = settings.acceleration
     if acceleration is None or not settings.shares:
         return settings
@@ -202,7 +202,7 @@ def _start(fixed: _Fit, state: FitState, after: Callable[[KMeansProgress], None]
     complete = settings.given.complete(problem.structure.name)
     if complete is not None:
         return complete
-    if problem.missing:
+    if problem.missing == MARGINALISE:
         problem, after = complete_problem(problem, settings.seeds[state.run]), forget
     elif acceleration is not None and acceleration.samples.shares:
         problem, after = starting_problem(problem, acceleration.samples), forget

@@ -72,9 +72,11 @@ class GaussianMixture(ConditionedMixture):
     acceleration : {"auto", "quasi-newton"} or None, default="auto"
         Whether quasi-Newton steps replace EM's own between passes over all rows (and on samples). One that
         lowers the log-likelihood is refused. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
-    missing : {"raise", "marginalise"}, default="raise"
-        What NaN means: an error, or a missing value, over which predictions and scores integrate. A fit can
-        do so too, with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
+    missing : {"raise", "drop", "marginalise"}, default="raise"
+        What NaN means: an error; a row that takes no part; or a missing value, over which predictions and
+        scores integrate (also spelt ``"marginalize"``). With ``"drop"`` rows with NaN count as absent: they
+        have the label -1, and NaN as responsibilities and log-likelihoods. A fit integrates over missing
+        values with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
 
     Attributes
     ----------

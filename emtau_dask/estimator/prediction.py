@@ -50,7 +50,7 @@ from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.linalg import read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 from emtau_dask.process import documentation, threads_side_by_side
-from emtau_dask.settings import STORED, marginalises
+from emtau_dask.settings import DROP, RAISE, STORED, missing_values
 
 _MATRICES = ("covariances_", "precisions_", "precisions_cholesky_")
 """Fitted attributes whose shapes depend on the covariance type."""
@@ -74,7 +74,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.missing == "marginalise"
+        tags.input_tags.allow_nan = self.missing != RAISE
         return tags
 
     @property
@@ -112,9 +112,9 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.stop_reason_ = stop_reason
         self.converged_ = stop_reason == "tol"
 
-    def _score(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
+    def _score(self, X: Any, scoring: Scoring, columns: Any, *, missing: str | None = None) -> Any:
         parameters = self.parameters_
-        missing = marginalises(self.missing) if missing is None else missing
+        missing = missing_values(self.missing) if missing is None else missing
         names = getattr(self, "feature_names_in_", None)
         X = opened_path(X, columns, names)
         lazy = checked_lazy(self, X)
@@ -124,13 +124,13 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             if not kernels.by_tiles:
                 return scoring(rows, kernels, names, missing)
             with features_named(names):
-                return _scored_by_tiles(rows, kernels, scoring)
+                return _scored_by_tiles(rows, kernels, scoring, missing)
         array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
         kernels = kernels_to_score(active_client(), parameters, array.shape[0], missing=missing)
         token = tokenize(scoring, parameters, array.name, names, missing, kernels.by_tiles)
         return _scored_lazily(array, kernels, scoring, names, missing, f"{scoring.__name__}-{token}")
 
-    def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
+    def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: str | None = None) -> Any:
         """Return what `_score` does, after a warning where it is lazy and its cluster has no workers."""
         values = self._score(X, scoring, columns, missing=missing)
         if isinstance(values, da.Array):
@@ -151,6 +151,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
             A Series with the index of X for a DataFrame, where `set_output` asks for it.
+            With ``missing="drop"``, -1 for a row with NaN.
         """
         return self._predicted(X, LABELS, columns, COMPONENT)
 
@@ -184,16 +185,17 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return with_index(self, X, self._lazy_or_not(X, scoring, columns), name)
 
     def _log_likelihood(self, X: Any, columns: Any) -> tuple[float, int]:
-        """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
+        """Return the log-likelihood of X (nats) and its number of rows that are scored, in one pass."""
         values = self._score(X, LOG_LIKELIHOODS, columns)
         if isinstance(values, da.Array):
             total, rows = compute_collections(
-                "the score", values.sum(), values.map_blocks(_count, dtype=np.intp).sum()
+                "the score", da.nansum(values), values.map_blocks(_scored, dtype=np.intp).sum()
             )
         else:
-            total, rows = values.sum(), len(values)
+            total, rows = np.nansum(values), _scored(values).sum()
         if rows == 0:
-            raise InvalidDataError("X has no rows; a score needs at least one.")
+            complete = "" if missing_values(self.missing) != DROP else " without missing values"
+            raise InvalidDataError(f"X has no rows{complete}; a score needs at least one.")
         return float(total), int(rows)
 
     def score(self, X: Any, y: Any = None, *, columns: Any = None) -> float:
@@ -306,19 +308,19 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return twin
 
 
-def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring) -> NDArray[Any]:
+def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring, missing: str) -> NDArray[Any]:
     """Return what `Scoring` does of rows in memory, from chunks of them side by side."""
     values = np.empty((len(rows), *scoring.row_shape(kernels.plan.parameters.n_components)), scoring.dtype)
     source, begin = as_source(rows, ndim=2, what="X"), 0
     with threads_side_by_side():
-        for (part,) in chain.from_iterable(score_rows(source, kernels, [scoring], here())):
+        for (part,) in chain.from_iterable(score_rows(source, kernels, [scoring], here(), missing=missing)):
             values[begin : begin + len(part)] = part
             begin += len(part)
     return values
 
 
 def _scored_lazily(
-    array: da.Array, kernels: RowKernels, scoring: Scoring, names: Any, missing: bool, name: str
+    array: da.Array, kernels: RowKernels, scoring: Scoring, names: Any, missing: str, name: str
 ) -> da.Array:
     """Return what `Scoring` does of a dask array with one block of all features a chunk, as one of that name.
 
@@ -348,7 +350,7 @@ def _score_block(
     scoring: Scoring,
     kernels: RowKernels,
     names: Any,
-    missing: bool,
+    missing: str,
     place: tuple[int, int | None],
     blocks: list[Any],
 ) -> NDArray[Any]:
@@ -357,5 +359,5 @@ def _score_block(
     return scoring(rows, kernels, names, missing, place)
 
 
-def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:
-    return np.ones(values.shape, dtype=np.intp)
+def _scored(values: NDArray[np.float64]) -> NDArray[np.intp]:
+    return (~np.isnan(values)).astype(np.intp)

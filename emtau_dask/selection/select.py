@@ -38,7 +38,7 @@ from emtau_dask.selection.criteria import (
 from emtau_dask.selection.fits import fit_candidates, fit_to_all_rows
 from emtau_dask.selection.passes import count_rows, draw_sample, score_all
 from emtau_dask.selection.table import ComponentSelection, result_of
-from emtau_dask.settings import AUTO, Settings
+from emtau_dask.settings import AUTO, DROP, RAISE, Settings
 from emtau_dask.storage.stores import NotExclusiveWarning
 
 OF_A_FIT = {"n_components", "covariance_type", "algorithm", "warm_start"}
@@ -198,7 +198,16 @@ def _selected(
     ):
         # Neither the sample nor scores depend on the number of components and the covariance type.
         structure = structure_named(settings.largest.covariance_type)
-        problem = make_problem(sources.rows, sources.weights, 1, structure, executor, context, compiled=False)
+        problem = make_problem(
+            sources.rows,
+            sources.weights,
+            1,
+            structure,
+            executor,
+            context,
+            compiled=False,
+            missing=DROP if settings.template.missing == DROP else RAISE,
+        )
         entry, problem = _begun(settings, sources, problem, checkpoint)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotExclusiveWarning)  # Of this the selection has warned.
