@@ -17,6 +17,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.constraints import integer
+from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import as_dask, as_source
 from emtau_dask.em.history import FitHistory
 from emtau_dask.em.predict import (
@@ -30,13 +31,15 @@ from emtau_dask.em.predict import (
 from emtau_dask.em.settings import NAMED_TOL
 from emtau_dask.errors import InvalidDataError, features_named
 from emtau_dask.estimator.inputs import (
+    BY_DEFAULT,
     COMPONENT,
     LOG_LIKELIHOOD,
+    Chosen,
     Seeds,
     checked_array,
     checked_lazy,
     checked_output,
-    opened_path,
+    opened_data,
     with_index,
 )
 from emtau_dask.estimator.model_file import load_model, save_model
@@ -112,11 +115,13 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.stop_reason_ = stop_reason
         self.converged_ = stop_reason == "tol"
 
-    def _score(self, X: Any, scoring: Scoring, columns: Any, *, missing: str | None = None) -> Any:
+    def _score(
+        self, X: Any, scoring: Scoring, chosen: Chosen = BY_DEFAULT, *, missing: str | None = None
+    ) -> Any:
         parameters = self.parameters_
         missing = missing_values(self.missing) if missing is None else missing
         names = getattr(self, "feature_names_in_", None)
-        X = opened_path(X, columns, names)
+        X = opened_data(X, chosen, names)
         lazy = checked_lazy(self, X)
         if lazy is None:
             rows = checked_array(self, X, reset=False)
@@ -130,38 +135,64 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         token = tokenize(scoring, parameters, array.name, names, missing, kernels.by_tiles)
         return _scored_lazily(array, kernels, scoring, names, missing, f"{scoring.__name__}-{token}")
 
-    def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: str | None = None) -> Any:
-        """Return what `_score` does, after a warning where it is lazy and its cluster has no workers."""
-        values = self._score(X, scoring, columns, missing=missing)
+    def _lazy_or_not(
+        self,
+        X: Any,
+        scoring: Scoring,
+        chosen: Chosen,
+        called: tuple[str, str],
+        *,
+        missing: str | None = None,
+    ) -> Any:
+        """Return what `_score` does, after a warning where it is lazy and its cluster has no workers.
+
+        For cubes it is a DataArray; ``called`` are its name, and the name of the dimension beside the rows.
+        """
+        X = opened_data(X, chosen, getattr(self, "feature_names_in_", None))
+        values = self._score(X, scoring, missing=missing)
         if isinstance(values, da.Array):
             warn_without_workers(active_client(), "computing what this call returns")
-        return values
+        if not isinstance(X, Cube):
+            return values
+        dropping = missing_values(self.missing if missing is None else missing) == DROP
+        found = X.labelled(values, *called, may_lack=dropping)
+        return found.copy(data=compute_collections(called[0], found.data)[0]) if X.in_memory else found
 
-    def predict(self, X: Any, *, columns: Any = None) -> Any:
+    def predict(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
         """Return the most probable component of each row.
 
         Parameters
         ----------
-        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), str, DataArray or Dataset
             A str is the path or URL of stored rows, as for `GaussianMixture.fit`.
         columns : sequence of str, optional
             Columns of parquet or CSV; by default those of the fit, if it had names.
+        features : str or sequence of str, optional
+            Of xarray data, as for `GaussianMixture.fit`; by default what has the names of the fit's.
 
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
             A Series with the index of X for a DataFrame, where `set_output` asks for it.
-            With ``missing="drop"``, -1 for a row with NaN.
+            With ``missing="drop"``, -1 for a row with NaN. For xarray data a DataArray with the dimensions
+            of the rows, their coordinates and chunks, lazy unless X is in memory; then rows with NaN have
+            NaN, which is written as -1.
         """
-        return self._predicted(X, LABELS, columns, COMPONENT)
+        called = "label", COMPONENT
+        return self._predicted(X, LABELS, Chosen(columns, features), COMPONENT, called)
 
-    def predict_proba(self, X: Any, *, columns: Any = None) -> Any:
-        """Return responsibilities, (n_samples, n_components) float64; X and columns as for `predict`."""
-        return self._predicted(X, RESPONSIBILITIES, columns, COMPONENT)
+    def predict_proba(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
+        """Return responsibilities, (n_samples, n_components) float64; arguments are those of `predict`.
 
-    def score_samples(self, X: Any, *, columns: Any = None) -> Any:
-        """Return log-likelihoods, (n_samples,) float64, nats; X and columns as for `predict`."""
-        return self._predicted(X, LOG_LIKELIHOODS, columns, LOG_LIKELIHOOD)
+        For xarray data they have one more dimension, ``"component"``.
+        """
+        called = "probability", COMPONENT
+        return self._predicted(X, RESPONSIBILITIES, Chosen(columns, features), COMPONENT, called)
+
+    def score_samples(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
+        """Return log-likelihoods, (n_samples,) float64, nats; arguments are those of `predict`."""
+        called = LOG_LIKELIHOOD, COMPONENT
+        return self._predicted(X, LOG_LIKELIHOODS, Chosen(columns, features), LOG_LIKELIHOOD, called)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose what `predict`, `predict_proba` and `score_samples` return for a DataFrame.
@@ -181,12 +212,13 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             self._sklearn_output_config = {"transform": checked_output(transform)}
         return self
 
-    def _predicted(self, X: Any, scoring: Scoring, columns: Any, name: str) -> Any:
-        return with_index(self, X, self._lazy_or_not(X, scoring, columns), name)
+    def _predicted(self, X: Any, scoring: Scoring, chosen: Chosen, name: str, called: tuple[str, str]) -> Any:
+        values = self._lazy_or_not(X, scoring, chosen, called)
+        return with_index(self, X, values, name)
 
-    def _log_likelihood(self, X: Any, columns: Any) -> tuple[float, int]:
+    def _log_likelihood(self, X: Any, chosen: Chosen) -> tuple[float, int]:
         """Return the log-likelihood of X (nats) and its number of rows that are scored, in one pass."""
-        values = self._score(X, LOG_LIKELIHOODS, columns)
+        values = self._score(X, LOG_LIKELIHOODS, chosen)
         if isinstance(values, da.Array):
             total, rows = compute_collections(
                 "the score", da.nansum(values), values.map_blocks(_scored, dtype=np.intp).sum()
@@ -198,22 +230,22 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidDataError(f"X has no rows{complete}; a score needs at least one.")
         return float(total), int(rows)
 
-    def score(self, X: Any, y: Any = None, *, columns: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, *, columns: Any = None, features: Any = None) -> float:
         """Return the mean log-likelihood of X, nats per row; a lazy X is computed."""
-        total, rows = self._log_likelihood(X, columns)
+        total, rows = self._log_likelihood(X, Chosen(columns, features))
         return total / rows
 
     def _n_parameters(self) -> int:
         return free_parameters(structure_named(self._fitted_type), *self.means_.shape)
 
-    def bic(self, X: Any, *, columns: Any = None) -> float:
+    def bic(self, X: Any, *, columns: Any = None, features: Any = None) -> float:
         """Return the Bayesian information criterion on X; lower is better."""
-        total, rows = self._log_likelihood(X, columns)
+        total, rows = self._log_likelihood(X, Chosen(columns, features))
         return -2 * total + self._n_parameters() * float(np.log(rows))
 
-    def aic(self, X: Any, *, columns: Any = None) -> float:
+    def aic(self, X: Any, *, columns: Any = None, features: Any = None) -> float:
         """Return the Akaike information criterion on X; lower is better."""
-        total, _ = self._log_likelihood(X, columns)
+        total, _ = self._log_likelihood(X, Chosen(columns, features))
         return -2 * total + 2 * self._n_parameters()
 
     def sample(self, n_samples: Any = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:

@@ -14,7 +14,7 @@ from emtau_dask.em.predict import imputation
 from emtau_dask.em.problem import check_counts, make_problem
 from emtau_dask.em.sampling import sample_rows
 from emtau_dask.errors import features_named
-from emtau_dask.estimator.inputs import checked_array, checked_lazy, opened_path, row_values_source
+from emtau_dask.estimator.inputs import Chosen, checked_array, checked_lazy, opened_data, row_values_source
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.workers import prove_access, resident, shared_source
@@ -82,7 +82,7 @@ def drawn_rows(
     """
     missing = missing_values(estimator.missing)
     names = getattr(estimator, "feature_names_in_", None)
-    opened = opened_path(X, columns, names)
+    opened = opened_data(X, Chosen(columns), names)
     lazy = checked_lazy(estimator, opened)
     given = checked_array(estimator, opened, reset=False) if lazy is None else lazy
     rows = as_source(given, ndim=2, what="X")

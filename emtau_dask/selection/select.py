@@ -19,7 +19,7 @@ from emtau_dask.em.settings import policy_before_data
 from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named, shown, shutdown_named
 from emtau_dask.estimator.fitting import fit_session
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.inputs import Seeds
+from emtau_dask.estimator.inputs import Chosen, Seeds
 from emtau_dask.execution.workers import prove_access
 from emtau_dask.interrupts import interrupt_saying
 from emtau_dask.mixture.covariance_types import structure_named
@@ -191,7 +191,13 @@ def _selected(
     shaped = settings.estimator(settings.largest, None)
     with (
         fit_session(
-            shaped, policy, data["X"], data["sample_weight"], None, columns=data["columns"], observer=observer
+            shaped,
+            policy,
+            data["X"],
+            data["sample_weight"],
+            None,
+            chosen=Chosen(data["columns"]),
+            observer=observer,
         ) as (executor, watched, sources),
         features_named(getattr(shaped, "feature_names_in_", None)),
         open_context(executor, Unclosed(watched)) as context,
