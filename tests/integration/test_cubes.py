@@ -351,7 +351,7 @@ class TestRefusals:
             (CUBE, None, r"dimensions 'time', 'lat', 'lon', 'band'\. Say which one .*features='band'"),
             (CUBE, "bands", r"no dimension 'bands'; it has 'time', .* Did you mean 'band'\?"),
             (CUBE, ["band"], "DataArray: give one of its dimensions"),
-.*salinity \('time', 'lat', 'lon'\)"),
+            (SET, None, r"Dataset: say which .*salinity \('time', 'lat', 'lon'\)"),
             (SET, "lon", r"'lon' is a dimension of X, which is a Dataset\. Give one of its variables"),
             (SET, ["temprature"], r"no variable 'temprature'\. Did you mean 'temperature'\?"),
             (SET, ["oxygen", "oxygen"], "must be different variables"),
@@ -391,7 +391,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("weights", "said"),
         [
-            (np.ones(len(ROWS)), "type ndarray, but the rows of X lie in the dimensions 'time', 'lat', 'lon'"),
+            (np.ones(len(ROWS)), "the rows of X lie in the dimensions 'time', 'lat', 'lon'"),
             (xr.DataArray(np.ones(5), dims="depth"), "'depth' differ"),
             (xr.DataArray(np.ones(5), dims="lat"), "'lat' differ"),
             (xr.DataArray(np.ones(LATS), {"lat": np.arange(LATS)}, "lat"), "other labels than X"),
