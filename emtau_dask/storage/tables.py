@@ -84,32 +84,28 @@ def new_table(
 
 
 class _Parquet:
-    """Parquet, in row groups of `GROUP_ROWS` or of `GROUP_BYTES`, whichever is less."""
+    """Parquet, in row groups of at most `GROUP_ROWS`, and of about `GROUP_BYTES` if that is less."""
 
     def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
-        self._schema = schema
         self._writer = loaded_pyarrow().parquet.ParquetWriter(file, schema)
         self._pending: list[pa.Table] = []
+        self._rows = self._bytes = 0
 
     def append(self, rows: pa.Table) -> None:
-        self._pending.append(rows)
-        if (
-            sum(each.num_rows for each in self._pending) >= GROUP_ROWS
-            or sum(each.nbytes for each in self._pending) >= GROUP_BYTES
-        ):
+        if self._rows + rows.num_rows > GROUP_ROWS or self._bytes + rows.nbytes > GROUP_BYTES:
             self._flush()
+        self._pending.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
 
     def finish(self) -> None:
         self._flush()
         self._writer.close()
 
     def _flush(self) -> None:
-        if self._pending:
-            rows = (
-                loaded_pyarrow().concat_tables(self._pending).replace_schema_metadata(self._schema.metadata)
-            )
-            self._writer.write_table(rows, row_group_size=GROUP_ROWS)
-            self._pending = []
+        if self._rows:
+            self._writer.write_table(loaded_pyarrow().concat_tables(self._pending), GROUP_ROWS)
+        self._pending, self._rows, self._bytes = [], 0, 0
 
 
 class _Text:
