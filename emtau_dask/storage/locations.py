@@ -33,8 +33,17 @@ OTHER_ENDINGS = {
     ".nc": "a netCDF file",
     ".pkl": "a pickle",
     ".joblib": "a pickle",
+    ".orc": "an ORC file",
     ".json": "a JSON file",
+    ".jsonl": "a JSON file",
+    ".html": "a page of HTML",
+    ".xls": "an Excel file",
     ".xlsx": "an Excel file",
+    ".zip": "a zip archive",
+    ".gz": "a gzip file",
+    ".bz2": "a compressed file",
+    ".xz": "a compressed file",
+    ".zst": "a compressed file",
 }
 BEGINNINGS = {
     b"\x93NUMPY": "a .npy file",
