@@ -159,6 +159,13 @@ OPTIONS = (
         "Columns of parquet or CSV that are features.",
         lambda text: text.split(","),
     ),
+    FitOption(
+        ("--features",),
+        "data.features",
+        "A,B,C",
+        "Variables of netCDF or xarray's zarr that are features, or one dimension; the others are the rows.",
+        lambda text: text.split(","),
+    ),
     FitOption(("--array",), "data.array", "NAME", "Member of a zarr group that holds the rows.", str),
     FitOption(
         ("--covariance",),

@@ -13,8 +13,16 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.cli.inputs import open_rows
-from emtau_dask.cli.row_outputs import OutputForm, RowContent, RowOutput, RowResult, form_at, keeping
+from emtau_dask.cli.inputs import open_rows_or_cube
+from emtau_dask.cli.row_outputs import (
+    OutputForm,
+    RowContent,
+    RowOutput,
+    RowResult,
+    form_at,
+    form_of_cube,
+    keeping,
+)
 from emtau_dask.dask_config import read_settings
 from emtau_dask.data.opening import columns_of_fit
 from emtau_dask.data.source import Source
@@ -84,7 +92,7 @@ def run_predict(
     """Label stored rows with a stored model; return the rows of each label, shape (K,).
 
     ``model`` is a saved one, the folder of a run that holds ``model.zarr``, or a checkpoint. Data are as for
-    `open_rows`, by default with the columns of the fit; ``workers`` are threads.
+    `open_rows_or_cube`, by default with the columns of the fit; ``workers`` are threads.
     """
     if options.outliers is not None:
         check_contamination(options.outliers)
@@ -104,7 +112,9 @@ def run_predict(
         features_named(names),
         dask.config.set(scheduler="threads", **threads),
     ):
-        rows = open_rows(data, array=array, columns=columns, observer=observer)
+        rows, cube = open_rows_or_cube(data, array=array, columns=columns, fitted=names, observer=observer)
+        if cube is not None:
+            form = form_of_cube(out, cube, fitted.missing)
         return write_labels(fitted, rows, out, options, observer=observer, form=form)
 
 

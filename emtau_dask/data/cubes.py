@@ -38,6 +38,8 @@ class Cube:
         A chunk is a block of the cube.
     names : tuple of str
         Of the features.
+    features : tuple of str
+        What users call them: variables, or one dimension.
     dims : tuple
         The dimensions of the rows, in the order of the cube.
     chunks : tuple of tuple of int
@@ -50,6 +52,7 @@ class Cube:
 
     rows: da.Array
     names: tuple[str, ...]
+    features: tuple[str, ...]
     dims: tuple[Any, ...]
     chunks: Chunks
     coords: Any
@@ -192,7 +195,9 @@ def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[s
 def _dimension(array: Any, features: Any, fitted: Sequence[str] | None) -> Any:
     """Return the dimension of a DataArray that is that of the features; None for a matrix without any."""
     if features is None:
-        found = [dim for dim in array.dims if fitted is not None and _names(array, dim) == tuple(fitted)]
+        found = [
+            dim for dim in array.dims if fitted is not None and feature_names(array, dim) == tuple(fitted)
+        ]
         if len(found) == 1 or array.ndim == 2:
             return found[0] if len(found) == 1 else None
         of_fit = "" if fitted is None else f", none of them with the names of the fit, {short(list(fitted))}"
@@ -213,7 +218,7 @@ def _dimension(array: Any, features: Any, fitted: Sequence[str] | None) -> Any:
     return features
 
 
-def _names(array: Any, dim: Any) -> tuple[str, ...]:
+def feature_names(array: Any, dim: Any) -> tuple[str, ...]:
     """Return the labels of a dimension as text, or its name and numbers if they are none, or repeat."""
     labels = tuple(str(label) for label in array.indexes.get(dim, ()))
     if labels and len(set(labels)) == len(labels):
@@ -230,7 +235,8 @@ def _of_dimension(array: Any, dim: Any) -> Cube:
         array = array.chunk(_chunks_of(array, {dim}, array.dtype, 1))
     cells = array.transpose(*dims, dim).data.rechunk({len(dims): -1})
     template = array.drop_vars([name for name, each in array.coords.items() if dim in each.dims])
-    return _cube(cells, _names(array, dim), dims, template.coords, in_memory)
+    names = feature_names(array, dim)
+    return _cube(cells, names, (str(dim),), dims, template.coords, in_memory)
 
 
 def _of_variables(arrays: Sequence[Any], names: Sequence[str], data: Any) -> Cube:
@@ -264,7 +270,7 @@ def _of_variables(arrays: Sequence[Any], names: Sequence[str], data: Any) -> Cub
         dtype=dtype,
         meta=np.empty((0,) * (len(dims) + 1), dtype),
     )
-    return _cube(cells, tuple(names), dims, data[list(names)].coords, in_memory)
+    return _cube(cells, tuple(names), tuple(names), dims, data[list(names)].coords, in_memory)
 
 
 def _stacked(*blocks: NDArray[Any], places: Sequence[Any], stacked_as: np.dtype[Any]) -> NDArray[Any]:
@@ -273,10 +279,17 @@ def _stacked(*blocks: NDArray[Any], places: Sequence[Any], stacked_as: np.dtype[
     return np.stack(spread, axis=-1, dtype=stacked_as)
 
 
-def _cube(cells: da.Array, names: tuple[str, ...], dims: Any, coords: Any, in_memory: bool) -> Cube:
+def _cube(
+    cells: da.Array,
+    names: tuple[str, ...],
+    features: tuple[str, ...],
+    dims: Any,
+    coords: Any,
+    in_memory: bool,
+) -> Cube:
     chunks = cells.chunks[:-1]
     rows = in_blocks(cells, (block_sizes(chunks), (len(names),)))
-    return Cube(rows, names, dims, chunks, coords, in_memory)
+    return Cube(rows, names, features, dims, chunks, coords, in_memory)
 
 
 def _check_rows(dims: Sequence[Any], of_features: str) -> None:

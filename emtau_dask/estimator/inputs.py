@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_array, validate_data
 
 from emtau_dask.data.csv import ReadObserver
 from emtau_dask.data.cubes import Cube, cube_of, is_labelled
+from emtau_dask.data.dask_arrays import GraphSource
 from emtau_dask.data.opening import as_source, columns_of_fit, is_lazy, open_source, unlabelled
 from emtau_dask.data.source import RangeSource, Source, check_dtype, check_shape
 from emtau_dask.data.zarr_arrays import group_source
@@ -319,7 +320,7 @@ def opened_sources(
 ) -> Iterator[FitSources]:
     """Open what a fit reads; arrays in memory lie on the workers of a client until the block ends."""
     rows = fit_source(estimator, X)
-    if isinstance(X, Cube) and sample_weight is not None:
+    if isinstance(X, Cube) and not isinstance(sample_weight, (RangeSource, GraphSource, type(None))):
         sample_weight = X.row_values(sample_weight, "sample_weight")
     if isinstance(X, Cube) and len(X.dims) > 1 and responsibilities_init is not None:
         raise InvalidDataError(

@@ -31,6 +31,7 @@ OTHER_ENDINGS = {
     ".h5": "an HDF5 file",
     ".hdf5": "an HDF5 file",
     ".nc": "a netCDF file",
+    ".nc4": "a netCDF file",
     ".pkl": "a pickle",
     ".joblib": "a pickle",
     ".orc": "an ORC file",
@@ -63,6 +64,7 @@ REMEDIES = {
     "an .npz archive": "Take its array out: numpy.save('rows.npy', numpy.load(path)[name])",
     "a .npy file": "Give it the ending .npy",
     "a parquet file": "Give it the ending .parquet",
+    "a netCDF file": "Name its features: --features A,B, or fit(xarray.open_dataset(path), features=[...])",
 }
 """Remedies for data that are not read."""
 Place = str | Sequence[str]

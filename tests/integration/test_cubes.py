@@ -1,16 +1,19 @@
 """Cubes of xarray as rows × features: against scikit-learn on the same cells, stacked by NumPy."""
 
 import itertools
+import json
 import subprocess
 import sys
 import weakref
 from collections import Counter
+from pathlib import Path
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
+from commands import emtau
 from oracles import starts
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
@@ -437,3 +440,108 @@ def test_on_a_cluster_it_is_the_same(fitted):
         labels = found.predict(CUBE.chunk(CHUNKS)).compute()
     assert found.means_.tobytes() == fitted.means_.tobytes()
     xr.testing.assert_equal(labels, fitted.predict(CUBE))
+
+
+def command(*arguments, code=0):
+    ended = emtau(*arguments)
+    assert ended.exit_code == code, ended.output
+    return ended
+
+
+class TestTheCommandLine:
+    QUICK = ("-k", K, "--algorithm", "em", "--tol", "1e-6")
+    VARIABLES = ("--features", ",".join(NAMES))
+
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+    @pytest.mark.parametrize("kind", ["2", "2-consolidated", "3", "3-consolidated", "h5netcdf", "scipy"])
+    def test_fits_and_labels_any_file(self, kind):
+        data, (first, *rest) = SET.chunk({"time": 2, "lat": 4}), kind.split("-")
+        name = f"cube.{'zarr' if first in '23' else 'nc'}"
+        if first in "23":
+            data.to_zarr(name, zarr_format=int(first), consolidated=bool(rest))
+        else:
+            pytest.importorskip(first)
+            data.to_netcdf(name, engine=first)
+        command("fit", name, *self.VARIABLES, *self.QUICK, "-o", "out")
+        model = GaussianMixture.load("out/model.zarr")
+        assert model.feature_names_in_.tolist() == NAMES
+        with xr.open_zarr("out/labels.zarr") as labels:
+            assert labels.attrs["format"] == "emtau-labels"
+            assert labels.labels.dtype == np.int32
+            np.testing.assert_array_equal(labels.labels, model.predict(SET))
+            for coord in ("time", "lat", "area", "season", "height"):
+                xr.testing.assert_identical(
+                    labels.coords[coord].variable.compute(), SET.coords[coord].variable
+                )
+        command("predict", "out", name, "again.zarr", "--proba", "--scores", "--outliers", "0.1")
+        again = xr.open_zarr("again.zarr")
+        np.testing.assert_allclose(again.probabilities, model.predict_proba(SET))
+        np.testing.assert_allclose(again.scores, model.score_samples(SET))
+        assert (again.outliers == -1).sum() == 24
+        command("report", "out", "page.html", "--data", name)
+        assert self.VARIABLES[1] in Path("page.html").read_text(encoding="utf-8")
+
+    def test_fits_along_a_dimension(self):
+        CUBE.drop_vars("by_band_and_lat").to_dataset(name="sea").assign(land=CUBE.lat * 0.5).to_netcdf(
+            "c.nc"
+        )
+        for name, options in (("one", ()), ("two", ("--array", "sea"))):
+            command("fit", "c.nc", "--features", "band", *options, *self.QUICK, "-o", name)
+            model = GaussianMixture.load(f"{name}/model.zarr")
+            np.testing.assert_array_equal(xr.open_zarr(f"{name}/labels.zarr").labels, model.predict(CUBE))
+        command("predict", "one", "c.nc", "again.zarr")
+        np.testing.assert_array_equal(xr.open_zarr("again.zarr").labels, model.predict(CUBE))
+
+    def test_is_what_a_config_says_and_resumed(self):
+        holes = SET.where(SET.area > 7).assign(share=np.cos(np.deg2rad(SET.lat)))
+        holes.to_netcdf("c.nc")
+        options = ("--missing", "drop", "--set", "data.weights=share", "--set", "checkpoint.path=run.zarr")
+        command("fit", "c.nc", *self.VARIABLES, *self.QUICK, *options, "--max-iter", 2, "-o", "out", code=3)
+        command("resume", "run.zarr", "--set", "stop.max_iter=500")
+        found = GaussianMixture.load("out/model.zarr")
+        settings = {"algorithm": "em", "tol": 1e-6, "missing": "drop", "random_state": 0}
+        expected = GaussianMixture(K, **settings)
+        expected.fit(xr.open_dataset("c.nc"), features=NAMES, sample_weight=holes.share)
+        assert found.means_.tobytes() == expected.means_.tobytes()
+        labels = xr.open_zarr("out/labels.zarr").labels
+        np.testing.assert_array_equal(labels, expected.predict(holes))
+        assert labels.encoding["_FillValue"] == -1
+        values = {"data": {"path": "c.nc", "features": NAMES, "weights": "share"}}
+        values |= {"model": {"n_components": K, "missing": "drop"}, "algorithm": {"name": "em"}}
+        values |= {"stop": {"tol": 1e-6}, "output": {"directory": "other"}}
+        Path("c.yaml").write_text(json.dumps(values), encoding="utf-8")
+        command("fit", "c.yaml")
+        assert GaussianMixture.load("other/model.zarr").means_.tobytes() == expected.means_.tobytes()
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("c.nc",), "c.nc has the variables temperature (time, lat, lon), salinity"),
+            (("c.nc", "--features", "temperatur"), "no variable 'temperatur'. Did you mean 'temperature'?"),
+            (("c.nc", "--features", "lat"), "Name the variable: --array NAME"),
+            (("c.nc", "--features", "lat", "--array", "x"), "has no variable 'x'"),
+            (("c.nc", "--features", "lat", "--columns", "a"), "without a dataset and columns"),
+            (("t.csv", "--features", "a"), "t.csv is none; leave them out"),
+            (("c.nc", *VARIABLES, "--set", "data.weights=w"), "data.weights = 'w' is no variable of c.nc"),
+            (("c.nc", *VARIABLES, "--set", "output.labels=l.csv"), "a name such as out/l.zarr"),
+            (("bad.nc", *VARIABLES), "bad.nc"),
+        ],
+    )
+    def test_refusals(self, arguments, said):
+        SET.to_netcdf("c.nc")
+        Path("t.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+        Path("bad.nc").write_bytes(b"no netCDF")
+        ended = emtau("fit", *arguments, *self.QUICK, "-o", "out")
+        assert ended.exit_code in (1, 2)
+        assert said in " ".join(ended.stderr.split())
+        assert not Path("out/model.zarr").exists()
+
+    def test_says_which_extra_is_missing(self, monkeypatch):
+        SET.to_netcdf("c.nc")
+        monkeypatch.setitem(sys.modules, "xarray", None)
+        ended = emtau("fit", "c.nc", *self.VARIABLES, *self.QUICK)
+        assert ended.exit_code == 1
+        assert "needs xarray; install it with: pip install 'emtau_dask[xarray]'" in ended.stderr
