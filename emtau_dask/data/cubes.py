@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from emtau_dask.data.source import CHUNK_BYTES, check_dtype
 from emtau_dask.errors import InvalidDataError, short
 
+MOST_BYTES = 2**28
 NO_LABEL = -1
 """What integers that are written have in the place of NaN."""
 Chunks = tuple[tuple[int, ...], ...]
@@ -305,16 +306,23 @@ def _in_memory(array: Any) -> bool:
     return bool(getattr(array.variable, "_in_memory", False)) and array.chunks is None
 
 
-def _chunks_of(
-    array: Any, whole: set[Any], dtype: np.dtype[Any], features: int
-) -> dict[Any, tuple[int, ...]]:
-    """Return chunks for an array that has none: multiples of those of its file, of about 16 MiB of rows."""
-    stored = array.encoding.get("preferred_chunks") or {}
-    previous = tuple(stored.get(dim, size) for dim, size in array.sizes.items()) if stored else None
-    wanted = tuple(-1 if dim in whole else "auto" for dim in array.dims)
-    limit = max(dtype.itemsize, CHUNK_BYTES // features)
-    chunks = da.core.normalize_chunks(wanted, array.shape, limit=limit, dtype=dtype, previous_chunks=previous)
-    return dict(zip(array.dims, chunks, strict=True))
+def _chunks_of(array: Any, whole: set[Any], dtype: np.dtype[Any], features: int) -> dict[Any, int]:
+    """Return chunks for an array that has none: those of its file, or several of them next to each other.
+
+    Blocks of all ``features`` take about 16 MiB, or as much as chunks of the file do, but at most 256 MiB.
+    """
+    stored, sizes = array.encoding.get("preferred_chunks") or {}, dict(array.sizes)
+    chunk = {dim: size if dim in whole else min(size, stored.get(dim, 1)) for dim, size in sizes.items()}
+    taken = features * dtype.itemsize * math.prod(chunk.values())
+    for dim in chunk:
+        if taken > MOST_BYTES and dim not in whole:
+            smaller = max(1, chunk[dim] * MOST_BYTES // taken)
+            taken, chunk[dim] = taken * smaller // chunk[dim], smaller
+    room = CHUNK_BYTES // max(1, taken)
+    for dim in reversed(list(chunk)):
+        times = max(1, min(room, -(-sizes[dim] // max(1, chunk[dim]))))
+        room, chunk[dim] = room // times, min(sizes[dim], chunk[dim] * times)
+    return chunk
 
 
 def block_sizes(chunks: Chunks) -> tuple[int, ...]:

@@ -154,6 +154,20 @@ class TestStored:
             assert_alike(found, theirs)
             assert found.history_[0].chunks_processed > 1 or options
 
+    @pytest.mark.parametrize(
+        ("chunk_bytes", "chunks"),
+        [
+            (1, ((2, 2), (3, 3), (5, 5))),
+            (3 * 8 * 60, ((2, 2), (3, 3), (10,))),
+            (3 * 8 * 120, ((2, 2), (6,), (10,))),
+            (2**24, ((4,), (6,), (10,))),
+        ],
+    )
+    def test_without_dask_whole_chunks_are_read(self, chunk_bytes, chunks, stored, monkeypatch):
+        monkeypatch.setattr("emtau_dask.data.cubes.CHUNK_BYTES", chunk_bytes)
+        data = xr.open_zarr(stored, chunks=None)
+        assert mixture().fit(data, features=NAMES).predict(data).chunks == chunks
+
     @pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4", "scipy"])
     def test_by_netcdf(self, engine, tmp_path, theirs):
         pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
@@ -485,9 +499,7 @@ class TestTheCommandLine:
         assert self.VARIABLES[1] in Path("page.html").read_text(encoding="utf-8")
 
     def test_fits_along_a_dimension(self):
-        CUBE.drop_vars("by_band_and_lat").to_dataset(name="sea").assign(land=CUBE.lat * 0.5).to_netcdf(
-            "c.nc"
-        )
+        CUBE.drop_vars("by_band_and_lat").to_dataset(name="sea").assign(land=CUBE.lat * 0.5).to_netcdf("c.nc")
         for name, options in (("one", ()), ("two", ("--array", "sea"))):
             command("fit", "c.nc", "--features", "band", *options, *self.QUICK, "-o", name)
             model = GaussianMixture.load(f"{name}/model.zarr")
