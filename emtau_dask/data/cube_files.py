@@ -60,6 +60,11 @@ def open_dataset(path: str) -> Any:
         warnings.filterwarnings("ignore", message="Failed to open Zarr store with consolidated")
         try:
             return xarray.open_dataset(place, **options)
+        except KeyError as error:
+            raise InvalidDataError(
+                f"{path} has arrays without names of dimensions, so xarray did not write it ({error}). Leave "
+                "features out, and name the array that holds the rows."
+            ) from error
         except ValueError as error:
             if "IO backends" not in str(error) and "dependencies" not in str(error):
                 raise

@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from commands import emtau
 from oracles import starts
 from sklearn.exceptions import ConvergenceWarning
@@ -540,16 +541,26 @@ class TestTheCommandLine:
             (("c.nc", *VARIABLES, "--set", "data.weights=w"), "data.weights = 'w' is no variable of c.nc"),
             (("c.nc", *VARIABLES, "--set", "output.labels=l.csv"), "a name such as out/l.zarr"),
             (("bad.nc", *VARIABLES), "bad.nc"),
+            (("g.zarr", *VARIABLES), "g.zarr has arrays without names of dimensions"),
+            (("none.nc", *VARIABLES), "none.nc does not exist"),
         ],
     )
     def test_refusals(self, arguments, said):
         SET.to_netcdf("c.nc")
         Path("t.csv").write_text("a,b\n1,2\n", encoding="utf-8")
         Path("bad.nc").write_bytes(b"no netCDF")
+        zarr.open_group("g.zarr", mode="w").create_array("X", data=ROWS)
         ended = emtau("fit", *arguments, *self.QUICK, "-o", "out")
         assert ended.exit_code in (1, 2)
         assert said in " ".join(ended.stderr.split())
         assert not Path("out/model.zarr").exists()
+
+    def test_groups_that_xarray_did_not_write_are_labelled_as_ever(self):
+        mixture().fit(CUBE, features="band").save("model.zarr")
+        zarr.open_group("g.zarr", mode="w").create_array("X", data=ROWS)
+        command("predict", "model.zarr", "g.zarr", "out.zarr")
+        labels = zarr.open_group("out.zarr", mode="r")["labels"][:]
+        np.testing.assert_array_equal(labels, mixture().fit(ROWS).predict(ROWS))
 
     def test_says_which_extra_is_missing(self, monkeypatch):
         SET.to_netcdf("c.nc")
