@@ -27,10 +27,10 @@ from emtau_dask.data.source import RangeSource, even_chunks
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, StorageError, cause_of, short, warn_user
 from emtau_dask.storage.errors import read_errors, writing_errors
 from emtau_dask.storage.files import ScratchFolder, check_regular, read_regular
-from emtau_dask.storage.locations import Place, paths_at, place_text
+from emtau_dask.storage.locations import CSV, TSV, Place, paths_at, place_text
 from emtau_dask.storage.urls import Url, is_url, suffix_of
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
+DELIMITERS = {**dict.fromkeys(CSV.endings, ","), **dict.fromkeys(TSV.endings, "\t")}
 BLOCK_BYTES = 2**20
 """Of text that is parsed at a time; a row has no more. pyarrow reads up to 32 blocks ahead."""
 DOUBLE = np.dtype(np.float64)

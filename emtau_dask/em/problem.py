@@ -37,6 +37,7 @@ from emtau_dask.em.history import FitObserver, SilentObserver
 from emtau_dask.errors import InvalidDataError, UnusableRowError
 from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, ChunkInput, Executor, MapReduce
 from emtau_dask.mixture.covariance import CovarianceStructure
+from emtau_dask.mixture.linalg import Floats, Ints
 
 T = TypeVar("T")
 SCAN_ROWS = 2**12
@@ -51,15 +52,23 @@ def chunk_costs(source: Source) -> dict[int, float]:
     return {chunk: float(rows * width) for chunk, rows in enumerate(source.chunk_rows) if rows}
 
 
+def ignore_sample(rows: Floats, numbers: Ints) -> None:
+    """Do nothing with the rows of a random sample."""
+
+
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What belongs to a process while a fit lasts, see `em.fit.open_context`; ``read_ahead`` is in bytes."""
+    """What belongs to a process while a fit lasts, see `em.fit.open_context`; ``read_ahead`` is in bytes.
+
+    ``sampled`` gets the rows (m, d) and the row numbers (m,) of each random sample of all rows.
+    """
 
     observer: FitObserver = field(default_factory=SilentObserver)
     cache: RowCache | None = None
     read_ahead: int = 0
     positions: Positions = field(default_factory=Positions)
     contents: Contents = field(default_factory=Contents)
+    sampled: Callable[[Floats, Ints], None] = ignore_sample
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
         items=_by_chunk(problem, np.sort(draw.numbers)),
     )
     assert sample is not None
+    problem.context.sampled(sample.rows, sample.numbers)
     order = np.searchsorted(sample.numbers, draw.numbers)
     return RowSample(sample.rows[order], sample.weights[order], draw.numbers)
 
@@ -195,5 +196,6 @@ def sampled_rows(problem: Problem, samples: Samples, size: int) -> RowSample:
         stage="sample rows",
     )
     assert sample is not None
+    problem.context.sampled(sample.rows, sample.numbers)
     order = np.argsort(sample.numbers)
     return RowSample(sample.rows[order], sample.weights[order], sample.numbers[order])

@@ -18,7 +18,7 @@ from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import MANIFEST
 from emtau_dask.checkpoint.writer import CheckpointJournal
 from emtau_dask.data.row_random import Samples
-from emtau_dask.data.source import chunk_ranges
+from emtau_dask.data.source import RangeSource, chunk_ranges
 from emtau_dask.em.acceleration import memory_for
 from emtau_dask.em.compiling import compile_ahead, compile_setting, worth_compiling
 from emtau_dask.em.contents import Contents
@@ -46,6 +46,7 @@ from emtau_dask.errors import (
     shutdown_named,
     warn_user,
 )
+from emtau_dask.estimator.doubtful import DoubtfulColumns
 from emtau_dask.estimator.inputs import Seeds, opened_path, opened_sources, settings_of
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
@@ -287,12 +288,14 @@ def run_fit(
         type(settings.policy).__name__,
         f"{executor.threads} threads" if executor.in_process else "other processes",
     )
+    doubtful = DoubtfulColumns(estimator._names)
     with (
         opening as journal,
         open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
-        features_named(getattr(estimator, "feature_names_in_", None)),
+        features_named(estimator._names),
     ):
-        finished = fit(settings, sources, executor, journal, context)
+        finished = fit(settings, sources, executor, journal, replace(context, sampled=doubtful))
+    finished = replace(finished, notes=(*finished.notes, *doubtful.notes))
     return with_notes(finished, differing_workers(executor.client)), journal
 
 
@@ -308,9 +311,11 @@ def _new_journal(
 ) -> Iterator[Journal]:
     rows, asked = sources.rows, settings.asked
     fields = row_fields(rows, asked.n_components, settings.policy, asked.max_iter)
+    chosen = rows.chosen if isinstance(rows, RangeSource) else ""
+    new = FitState(notes=(f"fitted to {chosen}",) if chosen else ())
     if estimator.checkpoint is None:
         with temporary_journal(fields, len(rows.chunk_rows)) as temporary:
-            temporary.save(proved(executor, temporary.objects, sources, FitState()), commit=False)
+            temporary.save(proved(executor, temporary.objects, sources, new), commit=False)
             yield temporary
         return
     content = None if run_config is None else dict(run_config)
@@ -326,7 +331,7 @@ def _new_journal(
     check_startable(objects, overwrite=overwrite)
     objects.prepare()
     warn_unless_exclusive(objects)
-    state = proved(executor, objects, sources, FitState())
+    state = proved(executor, objects, sources, new)
     contents = Contents()
     compare_samples(sources, contents, executor, observer)
     log = start_log(objects, overwrite=overwrite)
