@@ -163,7 +163,7 @@ def _that_fit(widths: Sequence[int], between: NDArray[np.float64]) -> Sequence[i
         return range(len(widths))
     best = [int(j) for j in np.argsort(-between, kind="stable")]
     ends = accumulate(widths[j] + BETWEEN for j in best)
-    return best[: max(1, sum(end <= MOST_CHARACTERS for end in ends))]
+    return sorted(best[: max(1, sum(end <= MOST_CHARACTERS for end in ends))])
 
 
 def share_between_components(
