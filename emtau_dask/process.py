@@ -129,7 +129,7 @@ def differences(its: Mapping[str, str], mine: Mapping[str, str], here: str = "he
     )
 
 
-class Proofs:
+class VerifiedTokens:
     """The tokens of access that this process has verified."""
 
     def __init__(self) -> None:

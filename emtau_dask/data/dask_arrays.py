@@ -39,7 +39,7 @@ from emtau_dask.data.source import (
 from emtau_dask.data.zarr_arrays import source_in
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.process import (
-    Proofs,
+    VerifiedTokens,
     numerical_environment,
     of_process,
     other_versions,
@@ -99,7 +99,7 @@ class SharedRows(RangeReader):
 
     def prove(self) -> None:
         """Raise `InvalidDataError` where this process sees other data, or none; a success is remembered."""
-        of_process(Proofs).once(self.token, self._prove)
+        of_process(VerifiedTokens).once(self.token, self._prove)
 
     def _prove(self) -> None:
         if difference := self.difference():
@@ -149,7 +149,7 @@ def shared_rows(source: RangeSource, name: str) -> SharedRows:
         if not samples or held <= HELD_BYTES:
             samples.append(Sample.of(ranges, chunk.start, stop))
     shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
-    of_process(Proofs).settle(shared.token)
+    of_process(VerifiedTokens).settle(shared.token)
     return shared
 
 

@@ -13,10 +13,10 @@ from emtau_dask.data.chunk import loaded_bytes
 from emtau_dask.data.source import RangeSource, Source, is_in_memory, is_stored
 from emtau_dask.data.zarr_arrays import READ_BYTES
 from emtau_dask.em.fit import FitSources
-from emtau_dask.em.journal import row_fields
 from emtau_dask.em.problem import chunk_costs
 from emtau_dask.em.sampling import sample_size
 from emtau_dask.em.settings import EmSettings
+from emtau_dask.em.state_store import row_fields
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.graph import FAN_IN, MOST_CHUNKS, batches_of
 from emtau_dask.execution.scheduler import task_processes
@@ -134,15 +134,15 @@ def _memory(
     sources: Mapping[str, Source], outline: FitOutline, chunk_rows: Sequence[int], reading: int
 ) -> int:
     """Return the bytes that a process needs; reading the longest chunk, it holds ``reading`` at once."""
-    rows, threads, asked = sources["X"], outline.threads, outline.settings.asked
-    K, covariance_type = asked.n_components, asked.covariance_type
+    rows, threads, requested = sources["X"], outline.threads, outline.settings.requested
+    K, covariance_type = requested.n_components, requested.covariance_type
     longest = max(chunk_rows, default=0)
     held = sum(_chunk_bytes(source, longest) for source in sources.values())
     beside = _beside(longest, rows.shape[1], K, covariance_type, outline.fields)
     beside += _shared_state(chunk_rows, outline.fields)
     process = PROCESS_BYTES + (COMPILER_BYTES if outline.settings.compiled else 0)
     process += _recent_state(chunk_rows, outline.fields)
-    if marginalises(asked.missing):
+    if marginalises(requested.missing):
         beside += LONGER * block_bytes(covariance_type, K, rows.shape[1], longest)
         process += PATTERNS_BYTES
     ahead = _ahead_bytes(sources, outline, chunk_rows)
@@ -296,7 +296,7 @@ def automatic_cache(sources: Mapping[str, Source], outline: FitOutline, memory: 
 
 def outline_of(settings: EmSettings, rows: Source, *, threads: int, in_process: bool) -> FitOutline:
     """Return the outline of a fit, with nothing kept between passes."""
-    fields = row_fields(rows, settings.asked.n_components, settings.policy, settings.max_iter)
+    fields = row_fields(rows, settings.requested.n_components, settings.policy, settings.max_iter)
     ahead = read_settings().read_ahead_bytes if in_process else 0
     return FitOutline(settings, fields, threads, cache_limit=0, read_ahead_limit=ahead)
 

@@ -98,7 +98,7 @@ def score_chunk(loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Sco
         squared, scored = kernel.score(rows, responsibilities=wanted)
         loaded.check_values(positions[where], rows, squared)
         for found in scored:
-            loaded.check_reach(positions[where][found.places], found)
+            loaded.check_log_likelihoods(positions[where][found.places], found)
             for scoring, result in zip(scorings, results, strict=True):
                 result[where][found.places] = scoring.pick(found)
     kernels.finished(kernel)

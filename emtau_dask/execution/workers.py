@@ -167,7 +167,7 @@ def _reports(client: Any, given: Payload[_Given]) -> dict[str, _WorkerReport]:
     return found
 
 
-def prove_access(client: Any, objects: ObjectStore | None, sources: Mapping[str, Source]) -> list[str]:
+def verify_access(client: Any, objects: ObjectStore | None, sources: Mapping[str, Source]) -> list[str]:
     """Let every worker prove that it reaches the checkpoint (or row state) and the data.
 
     Parameters
@@ -288,7 +288,7 @@ def _differing(theirs: Mapping[str, Mapping[str, str]], mine: Mapping[str, str])
 
 
 def differing_workers(client: Any) -> list[str]:
-    """Return what `prove_access` would warn of now; nothing where a worker takes too long to answer."""
+    """Return what `verify_access` would warn of now; nothing where a worker takes too long to answer."""
     if client is None:
         return []
     answers: dict[str, Any] = {}

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import CheckpointCorruptError, CheckpointError
-from emtau_dask.process import Proofs, of_process, this_process
+from emtau_dask.process import VerifiedTokens, of_process, this_process
 from emtau_dask.storage.objects import ArrayLayout, ObjectStore, compress, decompress, digest, read_verified
 
-MAX_WITNESS_BYTES = 2**16
+MAX_MARKER_BYTES = 2**16
 SHARING_ROWS = 2**14
 """Maximum rows of a chunk that shares an object; longer chunks are written before their task ends."""
 OBJECT_ROWS = 2**16
@@ -108,7 +108,7 @@ class StateObject:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotState:
+class RowStateRef:
     """The place of a chunk's newest state: an object, and the chunk's first row there. Tasks carry it."""
 
     object: StateObject
@@ -184,15 +184,15 @@ class RecentObjects:
                 held -= self._recent.pop(name).result().nbytes
 
 
-def read_slot(state: SlotState, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
-    """Do as `SlotState.read`, with a cache of decoded objects that other chunks may share."""
+def read_row_state(state: RowStateRef, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
+    """Do as `RowStateRef.read`, with a cache of decoded objects that other chunks may share."""
     if n_rows > SHARING_ROWS:
         return state.read(objects, n_rows)
     return state.of(of_process(RecentObjects).read(state.object, objects), n_rows, objects)
 
 
 @dataclass(frozen=True)
-class Witness:
+class StoreMarker:
     """An object of the fitting process: another process that finds it sees the same store.
 
     A process that has found it remembers ``token``, and does not look again.
@@ -203,18 +203,18 @@ class Witness:
     token: str
 
     @classmethod
-    def of(cls, key: str, data: bytes) -> Witness:
-        """Return the witness of an object that this process has written."""
-        witness = cls(key, digest(data), uuid4().hex)
-        of_process(Proofs).settle(witness.token)
-        return witness
+    def of(cls, key: str, data: bytes) -> StoreMarker:
+        """Return the marker of an object that this process has written."""
+        marker = cls(key, digest(data), uuid4().hex)
+        of_process(VerifiedTokens).settle(marker.token)
+        return marker
 
     def check(self, objects: ObjectStore) -> None:
         """Raise `CheckpointError` if this process does not find the object; looks once."""
-        of_process(Proofs).once(self.token, lambda: self._look(objects))
+        of_process(VerifiedTokens).once(self.token, lambda: self._look(objects))
 
     def _look(self, objects: ObjectStore) -> None:
-        found = objects.get(self.key, MAX_WITNESS_BYTES)
+        found = objects.get(self.key, MAX_MARKER_BYTES)
         if found is None or digest(found) != self.sha256:
             raise CheckpointError(
                 f"{this_process()} cannot use {objects.location}, where row state goes: it does not find "
@@ -235,17 +235,17 @@ class RowStateWriter:
     layout: ArrayLayout
     fields: RowFields
     step: int
-    witness: Witness
+    marker: StoreMarker
 
-    def write(self, states: Mapping[int, Mapping[str, NDArray[Any]]]) -> dict[int, SlotState]:
+    def write(self, states: Mapping[int, Mapping[str, NDArray[Any]]]) -> dict[int, RowStateRef]:
         """Write the values of chunks, by chunk, as few objects as have room for them.
 
         The same values make the same objects. Raises `CheckpointError` if this process does not see the
         store, or cannot write there.
         """
-        self.witness.check(self.objects)
+        self.marker.check(self.objects)
         lengths = {chunk: len(values[self.fields.names[0]]) for chunk, values in states.items()}
-        slots: dict[int, SlotState] = {}
+        slots: dict[int, RowStateRef] = {}
         for chunks in _groups(lengths, self.fields.object_rows):
             ends = list(accumulate([lengths[chunk] for chunk in chunks]))
             slots |= self._written({chunk: states[chunk] for chunk in chunks}, ends)
@@ -253,7 +253,7 @@ class RowStateWriter:
 
     def _written(
         self, group: Mapping[int, Mapping[str, NDArray[Any]]], ends: Sequence[int]
-    ) -> dict[int, SlotState]:
+    ) -> dict[int, RowStateRef]:
         """Write chunks that share an object, of which the rows of each end there at one of ``ends``."""
         fields = self.fields
         padded = np.zeros(fields.shape, dtype=fields.stored)
@@ -264,12 +264,12 @@ class RowStateWriter:
         self.objects.put(key, data)
         stored = StateObject(key, digest(data), fields)
         begins = [0, *ends[:-1]]
-        return {chunk: SlotState(stored, begin) for chunk, begin in zip(group, begins, strict=True)}
+        return {chunk: RowStateRef(stored, begin) for chunk, begin in zip(group, begins, strict=True)}
 
-    def read(self, state: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
-        """Do as `read_slot`; raises `CheckpointError` also if this process does not see the store."""
-        self.witness.check(self.objects)
-        return read_slot(state, self.objects, n_rows)
+    def read(self, state: RowStateRef, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Do as `read_row_state`; raises `CheckpointError` also if this process does not see the store."""
+        self.marker.check(self.objects)
+        return read_row_state(state, self.objects, n_rows)
 
 
 def _groups(lengths: Mapping[int, int], most: int) -> Iterator[list[int]]:

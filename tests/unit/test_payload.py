@@ -14,7 +14,7 @@ from emtau_dask.process import software
 PICKLED, UNPICKLED = [], []
 
 
-class Noted:
+class Digested:
     """Tells when it is pickled."""
 
     def __init__(self, arrays):
@@ -52,7 +52,7 @@ def forgotten():
 def noted():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(50, 40))
-    return Noted([values, np.asfortranarray(values), values[::2, ::3], np.arange(3.0)[:0], np.float32(2)])
+    return Digested([values, np.asfortranarray(values), values[::2, ::3], np.arange(3.0)[:0], np.float32(2)])
 
 
 def travelled(thing, buffers):
