@@ -67,7 +67,7 @@ def iterations():
                 after.records[-1],
                 state.parameters,
                 progress.quasi_newton.proposal.kind.value,
-                progress.level,
+                progress.sample_index,
                 progress.cycle is not None,
                 progress.annealed_passes,
                 progress.chosen,

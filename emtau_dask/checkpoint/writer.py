@@ -154,14 +154,14 @@ class CheckpointStateStore:
     def explained_errors(self) -> Iterator[None]:
         """Add to the store's errors what can be resumed, or that another process has continued the run."""
         try:
-            with self._log.watched():
+            with self._log.takeover_errors():
                 yield
         except StoreUnreachableError as error:
-            raise StoreUnreachableError(f"{error} {self._log.remembered()}") from error
+            raise StoreUnreachableError(f"{error} {self._log.offline_advice()}") from error
         except CheckpointError as error:
             if type(error) is not CheckpointError:
                 raise
-            raise CheckpointError(f"{error} {self._log.standing()}") from error
+            raise CheckpointError(f"{error} {self._log.resume_advice()}") from error
 
     def save(self, state: FitState, *, commit: bool) -> None:
         """Keep a new state; with ``commit`` write it as a commit.

@@ -99,9 +99,9 @@ class SharedRows(RangeReader):
 
     def prove(self) -> None:
         """Raise `InvalidDataError` where this process sees other data, or none; a success is remembered."""
-        of_process(VerifiedTokens).once(self.token, self._prove)
+        of_process(VerifiedTokens).once(self.token, self._verify)
 
-    def _prove(self) -> None:
+    def _verify(self) -> None:
         if difference := self.difference():
             raise InvalidDataError(f"{this_process()} {difference}")
 
@@ -149,7 +149,7 @@ def shared_rows(source: RangeSource, name: str) -> SharedRows:
         if not samples or held <= HELD_BYTES:
             samples.append(Sample.of(ranges, chunk.start, stop))
     shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
-    of_process(VerifiedTokens).settle(shared.token)
+    of_process(VerifiedTokens).add(shared.token)
     return shared
 
 

@@ -50,7 +50,7 @@ from emtau_dask.estimator.inputs import Seeds, opened_path, opened_sources, sett
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.executor import Executor, PassObserver
-from emtau_dask.execution.workers import check_portable, differing_workers, verify_access
+from emtau_dask.execution.workers import check_picklable, differing_workers, verify_access
 from emtau_dask.interrupts import interrupt_saying, interruptible
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import check_means, check_precisions, check_weights, free_parameters
@@ -207,7 +207,7 @@ def fit_session(
     executor = choose_executor()
     compile_setting()
     if not executor.in_process:
-        check_portable("the policy", policy)
+        check_picklable("the policy", policy)
     with interruptible(), closed_after(observer or observer_for(estimator.verbose)) as watched:
         data = opened_path(X, columns, names, watched)
         beside = sample_weight, responsibilities_init

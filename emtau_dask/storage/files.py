@@ -34,11 +34,11 @@ from emtau_dask.interrupts import Calls, Stop, Threads
 from emtau_dask.process import of_process
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What ``link`` says on file systems that have no hard links, such as FAT and many of FUSE and SMB."""
+"""Errors of ``link`` on file systems without hard links, such as FAT and many of FUSE and SMB."""
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 T = TypeVar("T")
 R = TypeVar("R")
-PARALLEL = 16
+MAX_THREADS = 16
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LOCK, UNLOCKED = "lock", "lock.new"
 
@@ -191,18 +191,18 @@ def _rename_to_free_name(source: Path, target: Path) -> None:
 
 
 class WaitingThreads:
-    """Threads that a process keeps, because to start them takes longer than most calls."""
+    """Threads that a process keeps, because starting them takes longer than most calls."""
 
     def __init__(self) -> None:
         self._own = threading.local()
-        self._threads = Threads(PARALLEL, "emtau-objects")
+        self._threads = Threads(MAX_THREADS, "emtau-objects")
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Return ``function`` of every item, computed side by side.
+        """Return ``function`` of every item, computed in parallel.
 
-        All calls have ended when this one does, also where one of them raises; after an interrupt they are
-        waited for a second at most. Of several errors it raises the first item's. Within such a call, items
-        are computed one after another.
+        It returns after all calls have ended, even if one of them raises; after an interrupt it waits for
+        them for at most a second. Of several errors it raises that of the first item. Nested calls compute
+        their items one after another.
         """
         todo = list(items)
         if len(todo) < 2 or getattr(self._own, "inside", False):
@@ -237,8 +237,8 @@ def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 class ScratchFolder:
     """A temporary folder; leftovers of processes of this user that died on this host are removed.
 
-    A folder is no leftover where there is no boot id or no lock, or where it was made through another
-    mount. The folder is removed with this object, at the latest when the interpreter of its process ends.
+    A folder without boot id or lock, or made through another mount, is never removed as a leftover. The
+    folder is removed with this object, at the latest when the interpreter of its process ends.
 
     Parameters
     ----------

@@ -38,9 +38,9 @@ from emtau_dask.storage.objects import (
 from emtau_dask.storage.urls import Url, plain_path
 
 CONDITIONAL_PUT = frozenset({"s3", "s3a", "gs", "gcs"})
-"""Protocols with a conditional PUT. On other file systems an object is looked for before it is written."""
-FOLDERS_MADE = 10
-"""Maximum attempts to make an object's folder, if others find it empty and remove it."""
+"""Protocols with a conditional PUT. Other file systems are asked for an object before it is written."""
+MAX_FOLDER_ATTEMPTS = 10
+"""Maximum attempts to make an object's folder, which others may find empty and remove."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,7 +172,7 @@ class LocalObjects(ObjectStore):
 
     def _opened(self, path: Path) -> io.FileIO:
         """Return a new file; its folder is made if it is missing, again if others remove it."""
-        for _ in range(FOLDERS_MADE):
+        for _ in range(MAX_FOLDER_ATTEMPTS):
             try:
                 return path.open("xb", buffering=0)
             except FileNotFoundError:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from emtau_dask.errors import CheckpointCorruptError, ClusterError, UnusableRowError
-from emtau_dask.execution.graph import Payload, in_use, opened
+from emtau_dask.execution.graph import Payload, in_use, unpickled
 from emtau_dask.mixture.covariance_types import STRUCTURES
 from emtau_dask.process import software
 
@@ -72,8 +72,8 @@ def test_it_is_unpickled_when_it_is_asked_for():
 
 
 def test_what_is_not_sealed_is_open(noted):
-    assert opened(noted) is noted
-    assert opened(Payload.of(3)) == 3
+    assert unpickled(noted) is noted
+    assert unpickled(Payload.of(3)) == 3
 
 
 def test_what_cannot_be_unpickled_says_so():
