@@ -240,13 +240,13 @@ class TestRowState:
     @pytest.fixture
     def reads(self, monkeypatch):
         """The chunks whose row state was read from where it is stored."""
-        seen, read = [], RowStateRef.of
+        seen, read = [], RowStateRef.taken_from
 
         def noted(slot, values, n_rows, objects):
             seen.append(slot)
             return read(slot, values, n_rows, objects)
 
-        monkeypatch.setattr(RowStateRef, "of", noted)
+        monkeypatch.setattr(RowStateRef, "taken_from", noted)
         return seen
 
     @pytest.mark.parametrize("kind", ["stored", "in memory"])
