@@ -31,7 +31,7 @@ def _chunk_digest(
 
 
 def sampled(source: Source) -> dict[int, ChunkRange]:
-    """Return the chunks to sample: at most 16 of those that hold rows, evenly spaced.
+    """Return the chunks to sample: at most 16 of the chunks with rows, evenly spaced.
 
     There is at least one, and no more than may be read if all chunks had the mean length.
     """

@@ -56,7 +56,7 @@ class SavedFit:
     known : mapping of (str, str) to str
         The keys of its arrays, by name and digest.
     row_state : frozenset of StateObject
-        The objects that hold the row state.
+        The objects of row state.
     passed_over : tuple of str
         Why newer commits are not used, one message for each.
     """
@@ -123,7 +123,7 @@ class _StoredArrays:
 
 
 def _objects_of(content: Mapping[str, Any], objects: ObjectStore, frame: Frame) -> dict[ArrayRef, bytes]:
-    """Return the objects that the content of a commit refers to, read side by side and verified."""
+    """Return the objects that the content of a commit refers to, read in parallel and verified."""
     most = max(math.prod(one.chunks) * np.dtype(one.dtype).itemsize for one in frame.layouts.values())
     found, todo = set(), list(content.values())
     while todo:
@@ -226,7 +226,7 @@ def _check_state(fit: FitState, config: EmSettings) -> None:
 
 
 def read_newest(log: CommitLog) -> SavedFit:
-    """Return the newest intact commit, row state included, even if another process commits meanwhile.
+    """Return the newest intact commit, row state included, even if another process is committing.
 
     Raises `CheckpointCorruptError` if no commit is intact; the message says what is wrong with the newest.
     """

@@ -210,7 +210,7 @@ def _statistics(_: Any, values: dict[str, NDArray[Any]]) -> SufficientStatistics
 
 
 def _encode_algorithm(algorithm: Any, _: Any) -> Any:
-    """Return the JSON of a policy, or a name as it is; null for a policy that is not stored."""
+    """Return the JSON of a policy, or a name unchanged; null for a policy that is not stored."""
     if algorithm is None or isinstance(algorithm, str):
         return _NAME.encode(algorithm, None)
     return _POLICY.encode(describe_policy(algorithm), None)

@@ -41,7 +41,7 @@ LOG = logging.getLogger(__name__)
 
 
 def _stored_by(state: FitState) -> dict[str, StateObject]:
-    """Return the objects that hold the row state of a commit, by key."""
+    """Return the objects of row state of a commit, by key."""
     runs = (run for run in (state.current, state.best) if run is not None)
     return {stored.object.key: stored.object for run in runs for stored in run.row_state.values()}
 

@@ -85,7 +85,7 @@ class SharedRows(RangeReader):
     token: str
 
     def read(self, start: int, stop: int) -> Loaded:
-        """Prove, see `prove`, then read."""
+        """Verify, then read."""
         self.prove()
         return self.ranges.read(start, stop)
 
@@ -94,7 +94,7 @@ class SharedRows(RangeReader):
         return self.ranges.identity()
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return the bound of ``ranges``; the proof is not in it."""
+        """Return the bound of ``ranges``; verification is not in it."""
         return self.ranges.peak_bytes(start, stop)
 
     def prove(self) -> None:
@@ -172,7 +172,7 @@ def check_dense(block: Any, chunk: int) -> None:
 class BlockReader:
     """Joins the blocks of a chunk, which may be split over features.
 
-    Every process that does so first proves that it sees the same stored data ``beneath`` them. ``computed``
+    Every process that does so first verifies that it sees the same stored data ``beneath`` them. ``computed``
     says whether tasks of the user's own make the blocks.
     """
 

@@ -64,10 +64,8 @@ class AcceleratedUpdate(EmUpdate):
     def before_pass(self, state: RunState) -> RunState:
         """Return the state; after half of ``max_iter`` iterations, with all rows in place of a sample."""
         progress, n_samples = _progress(state), len(self.acceleration.samples.shares)
-        if (
-            state.iteration < max_sample_iterations(self.settings.max_iter)
-            or progress.sample_index >= n_samples
-        ):
+        late = state.iteration >= max_sample_iterations(self.settings.max_iter)
+        if not late or progress.sample_index >= n_samples:
             return state
         return replace(state, progress=_on_sample(progress, n_samples, state.iteration))
 

@@ -99,11 +99,12 @@ def advance(problem: Problem, state: RunState, settings: EmSettings, writer: Wri
     change = _change(before, record)
     schedule = _schedule(problem, state, record, settings, update, change)
     comparable, gap = update.is_comparable(record), record.gap
-    # Convergence: by the gap, which an accelerated run first measures, or by the change of the bound.
-    gap_is_small = comparable and schedule.test_tol and gap < settings.gap_tol
-    state, record, gap_is_small = update.check_gap(state, record, result, writer, ends=gap_is_small)
+    may_end = comparable and schedule.test_tol
+    # Convergence: a small gap, which an accelerated run first measures, or a small change of the bound.
+    ends = may_end and gap < settings.gap_tol
+    state, record, gap_is_small = update.check_gap(state, record, result, writer, ends=ends)
     problem.context.observer.iteration(record, state.parameters)
-    change_is_small = comparable and schedule.test_tol and change is not None and abs(change) < settings.tol
+    change_is_small = may_end and change is not None and abs(change) < settings.tol
     none_active = schedule.next_pass is NextPass.STOP
     bound = None if record.full_pass else before.bound
     state = replace(

@@ -67,7 +67,7 @@ class FitDemand:
     tasks : int
         Tasks of an iteration that scores every row, merges included.
     chunks : int
-        Chunks that hold rows.
+        Chunks with rows.
     complete : bool
         Whether ``memory`` covers everything. It is False for graph sources, whose own tasks need an unknown
         amount.

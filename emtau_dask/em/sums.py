@@ -42,7 +42,7 @@ class FrozenStatistics:
 
 
 class ChunkOutcome(NamedTuple):
-    """A chunk after an E-step: the number of its active rows, and where its row state is, if there is any.
+    """A chunk after an E-step: the number of its active rows, and the place of its row state, if any.
 
     Until the task ends, ``unwritten`` is row state that is not stored yet; after that it is None.
     """

@@ -106,7 +106,7 @@ class RowTracking:
         return updated
 
     def cache_state(self, outcome: ChunkOutcome) -> None:
-        """Cache unwritten row state, before rows can take the room; `write` adds where it is stored."""
+        """Cache unwritten row state before rows take the room; `write` adds its place later."""
         if self.cache is not None and outcome.unwritten is not None and outcome.n_active:
             self.cache.keep_state(outcome.chunk, outcome.unwritten)
 

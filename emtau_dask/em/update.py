@@ -78,7 +78,7 @@ class EmUpdate:
     def check_gap(
         self, state: RunState, record: IterationRecord, result: PassResult, writer: Writer, *, ends: bool
     ) -> GapCheck:
-        """Check the estimated gap, where it ``ends`` the run; here the estimate is accepted."""
+        """Check the estimated gap, which may end the run by ``ends``; here it is accepted unchecked."""
         return GapCheck(state, record, ends)
 
     def before_scheduled_pass(self, state: RunState, result: PassResult, gap: float) -> RunState:

@@ -352,7 +352,7 @@ def compare_samples(
 
 
 def proved(executor: Executor, objects: ObjectStore | None, sources: FitSources, state: FitState) -> FitState:
-    """Let the workers prove that they see the data and the objects; return the state with their notes."""
+    """Verify that workers see the data and the objects; return the state with their notes."""
     return with_notes(state, verify_access(executor.client, objects, sources.named()))
 
 

@@ -122,7 +122,7 @@ class ReadAhead(Generic[L]):
 
 
 class ChunkInput(Protocol):
-    """The part of a `Source` that says what a chunk's task depends on."""
+    """The dependencies of tasks on a `Source`."""
 
     @property
     def addressable(self) -> bool:

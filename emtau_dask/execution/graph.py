@@ -40,7 +40,7 @@ MAX_CHUNKS = FAN_IN**3
 """Maximum chunks of a task, which may keep their row state in memory until it ends."""
 MAX_CARRIED_BYTES = 2**16
 """Maximum size of a payload (bytes) that each task carries if it depends on blocks. Distributed runs a task
-where one of its dependencies is. A larger payload is itself one, to which some blocks are then moved."""
+where one of its dependencies is. A larger payload is a dependency itself, and blocks may be moved to it."""
 
 
 class Payload(Generic[T]):

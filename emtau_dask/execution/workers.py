@@ -144,7 +144,7 @@ def _report(question: Payload[_Question]) -> _WorkerReport:
 
 
 def _reports(client: Any, question: Payload[_Question]) -> dict[str, _WorkerReport]:
-    """Return the answers of workers, by address, without workers that are lost meanwhile."""
+    """Return the answers of workers, by address, without those of workers that are lost."""
     found: dict[str, _WorkerReport] = {}
     lost: dict[str, BaseException] = {}
     for _ in range(ATTEMPTS):

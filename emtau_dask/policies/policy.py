@@ -153,7 +153,7 @@ class ActivityPolicy(Protocol):
     """The interface of a policy; any object that has it can be passed as ``algorithm``."""
 
     def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return the arrays needed beside the active mask; None if every row is always active."""
+        """Return the arrays in addition to the active mask; None if every row is always active."""
         ...
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:

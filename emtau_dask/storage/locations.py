@@ -1,4 +1,4 @@
-"""The kind of what is at a path or URL, and the files that a pattern names."""
+"""The kind of data at a path or URL, and the files that match a pattern."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def kind_by_ending(path: str) -> str | None:
 
 
 def kind_of(path: str) -> str | None:
-    """Return the kind of what is at a path, with an article; None for nothing, plain text, and unknown kinds.
+    """Return the kind of data at a path, with an article; None for nothing, plain text and unknown kinds.
 
     For a URL the ending decides, and nothing is opened.
     """

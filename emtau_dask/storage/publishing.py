@@ -173,7 +173,7 @@ def refuse_inputs(path: Path, inputs: Sequence[str | Path]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `EmtauError` unless files can be written beside ``path``; folders above it are made."""
+    """Raise `EmtauError` unless files can be written next to ``path``; folders above it are made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -213,7 +213,7 @@ def run_that_wrote(path: Path) -> object:
 def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """Yield a free path for a result that appears at ``path`` after the block; see `published`.
 
-    With ``overwrite`` it replaces a group that emtau wrote, also one that appears there meanwhile. Raises
+    With ``overwrite`` it replaces a group that emtau wrote, even one that appears during the block. Raises
     `EmtauError` if something else is at ``path``, before the block or after it.
     """
     with (

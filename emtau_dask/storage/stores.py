@@ -97,7 +97,7 @@ class UrlObjects(ObjectStore):
             return sorted(f"{prefix}{name}" for name in folder.find())
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects side by side."""
+        """Remove objects in parallel."""
         with self._errors("remove objects"):
             each(lambda key: (self.root / key).delete(), keys)
 
@@ -154,7 +154,7 @@ class LocalObjects(ObjectStore):
 
     @contextmanager
     def _written(self, path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
-        """Yield a temporary file beside ``path``; after an error nothing new is left."""
+        """Yield a temporary file next to ``path``; after an error it is removed."""
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
         try:
             with self._opened(partial) as file:
@@ -237,7 +237,7 @@ class LocalObjects(ObjectStore):
             self._remove_empty(self._path(folder))
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove a folder below the root, and those above it, as far as they are empty."""
+        """Remove a folder below the root and its parents, as long as they are empty."""
         while folder != Path(self.root) and folder.is_relative_to(self.root):
             try:
                 folder.rmdir()

@@ -104,7 +104,7 @@ class Opener:
 
     @property
     def filesystem_class(self) -> Any:
-        """The class; raises `InvalidDataError` where a package is missing."""
+        """The class; raises `InvalidDataError` if a package is missing."""
         return _filesystem_class(self.kind) if isinstance(self.kind, str) else self.kind
 
     @property
@@ -162,7 +162,7 @@ class Url:
 
     @property
     def files(self) -> Any:
-        """The file system, in its synchronous form: the process's, or the thread's where it needs its own."""
+        """The synchronous file system: that of the process, or of the thread if each thread needs its own."""
         if issubclass(self.opener.filesystem_class, AsyncFileSystem):
             return of_process(self.opener)
         return self.opener()
@@ -181,7 +181,7 @@ class Url:
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes ``start`` to ``stop``, None for the end; a negative ``start`` counts from the end.
 
-        Raises FileNotFoundError where there is no such file, `InvalidDataError` where the server sends more,
+        Raises FileNotFoundError if there is no such file, `InvalidDataError` if the server sends more,
         and errors of the file system's own; see `read_errors`.
         """
         data = _with_retries(lambda: self.files.cat_file(self.path, **_range_arguments(start, stop)))
@@ -239,7 +239,7 @@ class Url:
         return _with_retries(ask)
 
     def size_in(self, info: Mapping[str, Any]) -> int:
-        """Return the bytes of this file by its `info`; raises `InvalidDataError` where that lacks them."""
+        """Return the bytes of this file from its `info`; raises `InvalidDataError` if they are missing."""
         if info["size"] is None:
             raise InvalidDataError(
                 f"{self}: its server does not say how many bytes it has (Content-Length), without which it "
@@ -256,7 +256,7 @@ class Url:
         return True
 
     def names(self) -> list[str]:
-        """Return the names of files and folders directly below; "" stands for a file at this very path."""
+        """Return the names of files and folders directly below; "" means a file at this path itself."""
         files, path = self._fresh()
         try:
             return sorted(_below(path, _with_retries(lambda: files.ls(path, detail=False))))
@@ -321,7 +321,7 @@ class Url:
     def delete(self) -> None:
         """Remove a file; one that is not there is no error."""
         with suppress(FileNotFoundError):
-            self.files.rm_file(self.path)  # Tried once: another process may have made a new one meanwhile.
+            self.files.rm_file(self.path)  # Tried once: another process may have made a new file since then.
 
 
 def _joined(url: str, name: str) -> str:
@@ -364,7 +364,7 @@ def _filesystem_class(protocol: str) -> Any:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return the options of this process's fsspec configuration, with limits on waiting where it has none."""
+    """Return the options of this process's fsspec configuration, with default limits on waiting."""
     if "::" in url:
         return {}
     protocol = protocol_of(url)
@@ -440,7 +440,7 @@ class UrlStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Read an object or a range of it; None where there is no such object."""
+        """Read an object or a range of it; None if there is no such object."""
         try:
             data = await (self.root / key).read_async(*byte_limits(byte_range))
         except FileNotFoundError:
@@ -450,7 +450,7 @@ class UrlStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Read several ranges side by side."""
+        """Read several ranges in parallel."""
         return await asyncio.gather(*(self.get(key, prototype, limits) for key, limits in key_ranges))
 
     async def exists(self, key: str) -> bool:

@@ -53,7 +53,7 @@ class StrictStore(WrapperStore[Store]):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return an object or a range of it; None where there is none."""
+        """Return an object or a range of it; None if there is none."""
         if type(self._store) is LocalStore:
             data = await asyncio.to_thread(self.local_bytes, self._store.root / key, byte_range)
             return None if data is None else prototype.buffer.from_array_like(data)
@@ -64,7 +64,7 @@ class StrictStore(WrapperStore[Store]):
         return value
 
     def local_bytes(self, path: Path, byte_range: ByteRequest | None = None) -> NDArray[np.uint8] | None:
-        """Return a file's bytes or a range of them, None where nothing is there; raises OSError."""
+        """Return a file's bytes or a range of them, None if there is no file; raises OSError."""
         with suppress(FileNotFoundError):
             return read_regular(path, *byte_limits(byte_range))
         return None
@@ -136,7 +136,7 @@ def _parsed(name: str, data: bytes) -> Document:
 class StoredArray:
     """An array that its own checked document describes; errors call it ``where``.
 
-    ``codecs`` are the names of what encodes a chunk, in that order, within shards where there are any.
+    ``codecs`` are the names of the codecs that encode a chunk, in order; with shards, a chunk of a shard.
     """
 
     array: zarr.Array[Any]
@@ -243,7 +243,7 @@ class OwnGroup:
 
 
 def own_group(where: object) -> OwnGroup | None:
-    """Return the zarr group of format 3 at a path, a URL or in an open zarr store; None where there is none.
+    """Return the zarr group of format 3 at a path, a URL or in an open zarr store; None if there is none.
 
     Raises
     ------
