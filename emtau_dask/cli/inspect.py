@@ -200,7 +200,7 @@ def _active_rows(state: FitState, rows: int) -> int:
     if state.finished:
         return 0
     run = state.current
-    return rows if run is None or run.full_pass_next else sum(run.remaining.values())
+    return rows if run is None or run.full_pass_next else sum(run.n_active.values())
 
 
 def run_table(described: dict[str, Any]) -> Table:

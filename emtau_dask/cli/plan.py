@@ -18,7 +18,7 @@ from emtau_dask.dask_config import AUTO, read_settings
 from emtau_dask.data.source import Source
 from emtau_dask.em.fit import FitSources
 from emtau_dask.em.memory import (
-    LEAST_BYTES,
+    MIN_CACHE_BYTES,
     FitDemand,
     FitOutline,
     automatic_cache,
@@ -112,7 +112,7 @@ def check_memory(plan: Plan) -> None:
     remedies = [
         f"lower dask's emtau.{name} (of which {format_bytes(size)} are needed)"
         for name, size in needed.items()
-        if size > LEAST_BYTES
+        if size > MIN_CACHE_BYTES
     ]
     chunks = "Smaller chunks would not help:"
     if plan.fitting:

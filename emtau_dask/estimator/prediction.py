@@ -27,7 +27,7 @@ from emtau_dask.em.predict import (
     kernels_to_score,
     score_rows,
 )
-from emtau_dask.em.settings import NAMED_TOL
+from emtau_dask.em.settings import DEFAULT_TOL
 from emtau_dask.errors import InvalidDataError, features_named
 from emtau_dask.estimator.frames import COMPONENT, LABEL, LOG_LIKELIHOOD, as_frame, checked_output
 from emtau_dask.estimator.inputs import (
@@ -295,7 +295,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         structure, twin = structure_named(self._fitted_type), SklearnMixture()
         twin.set_params(**{name: getattr(self, name) for name in STORED if hasattr(twin, name)})
-        tol = NAMED_TOL if isinstance(self.tol, str) else self.tol
+        tol = DEFAULT_TOL if isinstance(self.tol, str) else self.tol
         n_init = 1 if isinstance(self.n_init, str) else self.n_init
         twin.set_params(covariance_type=structure.scikit_learn_name, tol=tol, n_init=n_init)
         for name in _COPIED:

@@ -1,4 +1,4 @@
-"""The kind of what is at a path or URL, and the files that a pattern names."""
+"""The kind of data at a path or URL, and the files that match a pattern."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def format_by_ending(path: str) -> Format | None:
 
 
 def kind_of(path: str) -> str | None:
-    """Return the kind of what is at a path, with an article; None for nothing, plain text, and unknown kinds.
+    """Return the kind of data at a path, with an article; None for nothing, plain text and unknown kinds.
 
     For a URL the ending decides, and nothing is opened.
     """
