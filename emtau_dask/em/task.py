@@ -119,7 +119,7 @@ class RowTracking:
             return outcomes
         stored = self.writer.write(unwritten)
         if self.cache is not None:
-            self.cache.place_states(
+            self.cache.record_stored_states(
                 {
                     outcome.chunk: stored[outcome.chunk].place if outcome.n_active else None
                     for outcome in outcomes
