@@ -24,6 +24,8 @@ PARQUET = (".parquet", ".pq")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 GROUP_ROWS, GROUP_BYTES = 2**20, 2**25
 """Rows and bytes in memory at which a row group of parquet is written."""
+MAX_HEADER = 2**20
+"""Maximum characters of the first line of CSV that are looked at."""
 ATTRIBUTES = b"emtau"
 """Key of what parquet stores with its schema."""
 
@@ -67,6 +69,9 @@ class Table(Protocol):
     def finish(self) -> None:
         """Write what is still in memory."""
 
+    def abandon(self) -> None:
+        """Write nothing more: the file goes."""
+
 
 @contextmanager
 def new_table(
@@ -79,8 +84,12 @@ def new_table(
             table = _Parquet(file, schema.with_metadata({ATTRIBUTES: json.dumps(attributes)}))
         else:
             table = _Text(file, schema, DELIMITERS[path.suffix.lower()])
-        yield table
-        table.finish()
+        try:
+            yield table
+            table.finish()
+        except BaseException:
+            table.abandon()
+            raise
 
 
 class _Parquet:
@@ -101,6 +110,9 @@ class _Parquet:
     def finish(self) -> None:
         self._flush()
         self._writer.close()
+
+    def abandon(self) -> None:
+        self._writer.is_open = False  # Else it would be closed when it is collected, after its file.
 
     def _flush(self) -> None:
         if self._rows:
@@ -132,6 +144,9 @@ class _Text:
     def finish(self) -> None:
         """Do nothing: lines are written as they come."""
 
+    def abandon(self) -> None:
+        """Do nothing."""
+
     def _quoted(self, text: pa.ChunkedArray) -> pa.ChunkedArray:
         import pyarrow.compute as pc
 
@@ -153,6 +168,7 @@ def columns_and_attributes(path: Path) -> tuple[list[str], dict[str, Any]]:
                 schema = loaded_pyarrow().parquet.read_schema(file)
             return schema.names, dict(json.loads((schema.metadata or {}).get(ATTRIBUTES, b"{}")))
         with path.open(encoding="utf-8", newline="") as text:
-            return next(csv.reader(text, delimiter=DELIMITERS[path.suffix.lower()]), []), {}
-    except (OSError, ValueError, csv.Error, EmtauError):
+            first = text.readline(MAX_HEADER)
+        return next(csv.reader([first], delimiter=DELIMITERS[path.suffix.lower()]), []), {}
+    except (OSError, ValueError, TypeError, NotImplementedError, csv.Error, EmtauError):
         return [], {}

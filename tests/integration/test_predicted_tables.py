@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import gc
 import resource
 import signal
 import subprocess
@@ -360,6 +361,17 @@ def test_a_kill_leaves_nothing_or_the_old_table_and_the_next_run_tidies_up(place
     assert {path.name for path in place.iterdir()} == {*before, out}
 
 
+@pytest.mark.parametrize("out", ["o.csv", "o.parquet"])
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_row_that_cannot_be_labelled_leaves_nothing(place, out, monkeypatch):
+    monkeypatch.setattr(predict, "RESULT_BYTES", 1)
+    bad = TABLE.set_column(1, "x", pa.array([*X[:50, 0], np.inf, *X[51:, 0]]))
+    pq.write_table(bad, "t.parquet", row_group_size=7)
+    assert "row 50 (chunk 7, its row 1)" in refused("t.parquet", out, "--keep", "name", code=1)
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_disk_that_becomes_full_is_named_and_nothing_is_left(place):
     pq.write_table(TABLE, "t.parquet")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
