@@ -296,6 +296,30 @@ def test_rows_that_come_or_go_meanwhile_are_an_error(place, change, monkeypatch)
     assert f"t.csv have {change} rows than were labelled" in refused("t.csv", "o.csv", "--keep", "id", code=1)
 
 
+@pytest.mark.parametrize("out", ["o.csv", "o.parquet"])
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_of_two_at_once_one_is_written_or_the_last_one_stays(place, out, overwrite, monkeypatch):
+    pq.write_table(TABLE, "t.parquet")
+    plain, others = predict.score_rows, []
+
+    def score_rows(*arguments, **options):
+        if not others:
+            others.append(out)
+            predicted("t.parquet", out, "--scores", *overwrite)
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(command, "score_rows", score_rows)
+    result = emtau("predict", "m.zarr", "t.parquet", out, *overwrite)
+    table = read(out)
+    columns = list(table) if out == "o.csv" else table.schema.names
+    if overwrite:
+        assert (result.exit_code, columns) == (0, ["label"])
+    else:
+        assert (result.exit_code, columns) == (1, ["label", "score"])
+        assert f"{out} already exists" in result.stderr
+    assert sorted(path.name for path in place.iterdir()) == ["m.zarr", out, "t.parquet"]
+
+
 def row_groups(path):
     metadata = pq.read_metadata(path)
     return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
