@@ -112,6 +112,8 @@ class Reader:
             warnings.simplefilter("error", UserWarning)
             # Tests run side by side, and a cluster of another one may have dask's port.
             warnings.filterwarnings("ignore", "Port 8787 is already in use")
+            # AnnData and xarray write it in every store.
+            warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
             exec(code, vars(self.module))
 
     def _yaml(self, block):

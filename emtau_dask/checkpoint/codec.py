@@ -1,8 +1,8 @@
 """Frozen records as strict JSON and arrays, and back, by the records' own annotations.
 
-What is read may come from a stranger. It becomes records, numbers and texts of the annotated types, within
-annotated constraints, or is refused. No name in it is looked up. Numbers are finite, integers are counts of
-at most 2**48, and nesting goes as deep as the annotations, or 32 levels where these allow any JSON.
+Input may be untrusted. It becomes records, numbers and texts of the annotated types within the annotated
+constraints, or is refused; no name in it is looked up. Numbers are finite, integers are counts of at most
+2**48, and nesting is as deep as the annotations, or 32 levels if these allow any JSON.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from emtau_dask.constraints import Constraint
 from emtau_dask.errors import short
 
 MAX_COUNT = 2**48
-MAX_INTEGER = 10**20
-"""In JSON of any kind, such as the parameters of a user's policy."""
-MAX_DEPTH = 32
+MAX_INTEGER, MAX_DEPTH = 10**20, 32
+"""Maximum integer and depth in JSON of any kind, such as the parameters of a user's policy."""
 
 
 class FormatError(ValueError):
-    """A value cannot be written or read; ``path`` are the fields that lead to it, ``why`` is a predicate."""
+    """A value cannot be written or read; ``path`` are the fields that lead to it, and ``why`` says why."""
 
     def __init__(self, why: str, path: tuple[str, ...] = ()) -> None:
         super().__init__(f"{short('.'.join(path), 120)[1:-1] or 'it'} {why}")
@@ -39,10 +38,10 @@ class FormatError(ValueError):
 
 
 class Form(NamedTuple):
-    """How values of one type become JSON, and come back; both raise `FormatError`.
+    """How values of one type become JSON, and how JSON becomes values; both raise `FormatError`.
 
-    The second argument takes the arrays in values by ``put(name, array)``, which returns the JSON for one, or
-    gives them back by ``get(name, json)``. ``name`` is that under which the attribute is stored.
+    The second argument stores the arrays in values: ``put(name, array)`` returns the JSON for an array, and
+    ``get(name, json)`` returns the array. ``name`` is the stored name of the attribute.
     """
 
     encode: Callable[[Any, Any], Any]
@@ -147,21 +146,21 @@ def _none() -> Mapping[Any, Any]:
 
 @dataclass(frozen=True)
 class Codec:
-    """What annotations do not say of a format.
+    """A format: what the annotations of records do not say.
 
     Attributes
     ----------
     names : mapping of type to mapping of str to str
-        The attributes of a record that are stored, with their names there; without an entry all fields are,
-        under their own. One that is no field is an array.
+        The stored attributes of a record, with their stored names; without an entry all fields are stored
+        under their own names. An attribute that is not a field is an array.
     makers : mapping of type to callable (arrays, values) -> object
-        What makes a record of the values of these attributes, where its type alone cannot.
+        Makes a record from the values of these attributes, if its type alone cannot.
     not_finite : mapping of (type, str) to float
-        Attributes whose value may be one that JSON does not have; null stands for it.
+        Attributes that may have this value, which JSON does not have; it is stored as null.
     by_column : frozenset of type
         Tuples of these records are stored as one list for each attribute.
     special : mapping of type to Form
-        Types that are stored in a form of their own.
+        Types with a form of their own.
     """
 
     names: Mapping[type, Mapping[str, str]] = field(default_factory=_none)
@@ -171,7 +170,7 @@ class Codec:
     special: Mapping[type, Form] = field(default_factory=_none)
 
     def form(self, kind: Any, name: str = "") -> Form:
-        """Return the form of an annotation, of an attribute that is stored under ``name``."""
+        """Return the form of an annotation, for an attribute that is stored under ``name``."""
         found = self.special.get(kind) or SCALARS.get(kind)
         if found is not None:
             return found
@@ -255,7 +254,7 @@ class Codec:
         return Form(encode, decode)
 
     def record(self, kind: Any) -> Form:
-        """Return the form of a record: an object with just what is stored of it."""
+        """Return the form of a record: an object with exactly its stored attributes."""
         forms, make = self._attributes(kind), self.makers.get(kind)
         names = [name for name, _ in forms.values()]
 
@@ -305,7 +304,7 @@ class Codec:
 
 
 def _choice(members: Mapping[str, Any]) -> Form:
-    """Return the form of one of several values, by their texts on disk."""
+    """Return the form of one of several values, from their texts on disk."""
     texts = {member: text for text, member in members.items()}
 
     def looked_up(value: Any, table: Mapping[Any, Any]) -> Any:

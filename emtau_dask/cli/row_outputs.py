@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from emtau_dask.data.columns import KeptColumns, RowsInOrder, kept_columns
 from emtau_dask.data.opening import has_columns
 from emtau_dask.errors import ConfigError, EmtauError
-from emtau_dask.storage.locations import Place, kind_by_ending, place_text
+from emtau_dask.storage.locations import PARQUET, Place, kind_by_ending, place_text
 from emtau_dask.storage.publishing import (
     ResultKind,
     RowWriter,
@@ -24,7 +24,6 @@ from emtau_dask.storage.publishing import (
     run_that_wrote,
 )
 from emtau_dask.storage.tables import (
-    PARQUET,
     Table,
     columns_and_attributes,
     holds,
@@ -141,7 +140,7 @@ def _is_our_table(path: Path) -> bool:
     if attributes:
         return True
     ours = names[names.index(COLUMNS["labels"]) :] if COLUMNS["labels"] in names else []
-    return path.suffix.lower() not in PARQUET and bool(ours) and all(map(_RESULT.fullmatch, ours))
+    return path.suffix.lower() not in PARQUET.endings and bool(ours) and all(map(_RESULT.fullmatch, ours))
 
 
 TABLE = ResultKind(lambda path: None, _is_our_table)

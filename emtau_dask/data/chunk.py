@@ -1,6 +1,6 @@
 """A chunk in memory: loaded, checked, a block of rows at a time, with the digest of what it holds.
 
-What becomes of the digests is in `em.contents`.
+What becomes of the digests is in `em.verification`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ ROW_BYTES = 16
 DOUBLE = np.dtype(np.float64)
 
 
-class ChunkContents(NamedTuple):
-    """What a whole chunk was found to hold.
+class ChunkDigest(NamedTuple):
+    """The digest of a whole chunk of a source.
 
     Attributes
     ----------
@@ -67,10 +67,10 @@ class ChunkContents(NamedTuple):
     unstored: Unstored
 
 
-def contents_of(source: str, chunk: int, loaded: Loaded) -> ChunkContents:
-    """Return the contents of a whole chunk that a reader loaded."""
+def chunk_digest(source: str, chunk: int, loaded: Loaded) -> ChunkDigest:
+    """Return the digest of a whole chunk that a reader loaded."""
     digest = values_digest(np.asarray(loaded.values))
-    return ChunkContents(source, chunk, digest, loaded.made_on, loaded.unstored)
+    return ChunkDigest(source, chunk, digest, loaded.made_on, loaded.unstored)
 
 
 class Positions:
@@ -115,12 +115,12 @@ class LoadedChunk:
     source_bytes : int
         Bytes that were read from the source for the whole chunk.
     digest : GrowingDigest or None
-        Of ``rows``, where they are a whole chunk whose contents are noted; it grows with the blocks of rows.
+        Of ``rows``, if they are a whole chunk and digests are computed; it grows with the blocks of rows.
     made_on : str
     unstored : Unstored
         See `Loaded`.
-    weights_contents : tuple of ChunkContents
-        Of the weights, where there are any and contents are noted.
+    weights_digests : tuple of ChunkDigest
+        Of the weights, if there are any and digests are computed.
     missing : bool
         Whether NaN stands for a missing value.
     """
@@ -136,15 +136,15 @@ class LoadedChunk:
     digest: GrowingDigest | None = None
     made_on: str = ""
     unstored: Unstored = NONE_UNSTORED
-    weights_contents: tuple[ChunkContents, ...] = ()
+    weights_digests: tuple[ChunkDigest, ...] = ()
     missing: bool = False
 
-    def contents(self) -> tuple[ChunkContents, ...]:
-        """Return what the chunk holds, if it was read whole and that is noted."""
+    def digests(self) -> tuple[ChunkDigest, ...]:
+        """Return the digests of the chunk, if it was read whole and they are computed."""
         if self.digest is None:
             return ()
-        own = ChunkContents(ROWS, self.chunk, self.digest.digest(), self.made_on, self.unstored)
-        return (own, *self.weights_contents)
+        own = ChunkDigest(ROWS, self.chunk, self.digest.digest(), self.made_on, self.unstored)
+        return (own, *self.weights_digests)
 
     def positions(self) -> Ints:
         """Return the positions of the rows of positive weight; not to be written."""
@@ -215,7 +215,7 @@ class LoadedChunk:
             feature,
         )
 
-    def check_reach(self, positions: Ints, scored: Observed | Accumulated | ScoredBlock) -> None:
+    def check_log_likelihoods(self, positions: Ints, scored: Observed | Accumulated | ScoredBlock) -> None:
         """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
         if math.isfinite(scored.total):
             return
@@ -269,8 +269,8 @@ class ChunkLoader:
     positions : Positions
     made_in : str
         The fitting process.
-    noting : bool
-        Whether the contents of chunks that are read whole are noted.
+    with_digests : bool
+        Whether digests of chunks that are read whole are computed.
     missing : bool
         Whether NaN stands for a missing value.
     """
@@ -281,7 +281,7 @@ class ChunkLoader:
     sampled: RowCache | None = None
     positions: Positions = field(default_factory=Positions)
     made_in: str = field(default_factory=process_id)
-    noting: bool = False
+    with_digests: bool = False
     missing: bool = False
 
     def load(
@@ -296,15 +296,15 @@ class ChunkLoader:
         found = self.rows.load(chunk_range, row_blocks)
         rows, bytes_read = found.values, found.bytes_read
         weights, present = None, None
-        weights_contents: tuple[ChunkContents, ...] = ()
+        weights_digests: tuple[ChunkDigest, ...] = ()
         if self.weights is not None:
             stored = self.weights.load(chunk_range, weight_blocks)
             weights = stored.values.astype(np.float64)
             bytes_read += stored.bytes_read
             if not (weights > 0).all():
                 present = np.flatnonzero(weights > 0)
-            if self.noting:
-                weights_contents = (contents_of(WEIGHTS, chunk, stored),)
+            if self.with_digests:
+                weights_digests = (chunk_digest(WEIGHTS, chunk, stored),)
         if present is None:
             present = self.positions.of(len(rows))
         return LoadedChunk(
@@ -315,10 +315,10 @@ class ChunkLoader:
             bytes_read,
             chunk,
             source_bytes=bytes_read,
-            digest=GrowingDigest(rows) if self.noting else None,
+            digest=GrowingDigest(rows) if self.with_digests else None,
             made_on=found.made_on,
             unstored=found.unstored,
-            weights_contents=weights_contents,
+            weights_digests=weights_digests,
             missing=self.missing,
         )
 
@@ -358,7 +358,7 @@ class ChunkLoader:
         nothing = np.arange(0)
         found = None
         if self.sampled is not None:
-            self.leave_samples(chunk_range.chunk, samples.names[:level])
+            self.drop_samples(chunk_range.chunk, samples.names[:level])
             found = self.sampled.find(chunk_range.chunk, nothing, samples.names[level])
         if found is None:
             loaded = self.load(chunk_range, row_blocks, weight_blocks)
@@ -389,7 +389,7 @@ class ChunkLoader:
             missing=self.missing,
         )
 
-    def leave_samples(self, chunk: int, names: Sequence[str]) -> None:
+    def drop_samples(self, chunk: int, names: Sequence[str]) -> None:
         """Remove the rows of samples that no pass will score again from the cache."""
         if self.sampled is not None:
             for name in names:

@@ -416,7 +416,8 @@ def _member(store: Store, path: str, group: Found, array: str | None, where: str
             )
         (name,) = tables
         member = arrays[name]
-    return _meant(store, f"{path}/{name}".lstrip("/"), member)
+    source = _meant(store, f"{path}/{name}".lstrip("/"), member)
+    return replace(source, chosen=f"the array {name!r} of {where}")
 
 
 def _names(store: Store, path: str, group: Found) -> list[str]:

@@ -27,17 +27,14 @@ from emtau_dask.em.predict import (
     kernels_to_score,
     score_rows,
 )
-from emtau_dask.em.settings import NAMED_TOL
+from emtau_dask.em.settings import DEFAULT_TOL
 from emtau_dask.errors import InvalidDataError, features_named
+from emtau_dask.estimator.frames import COMPONENT, LABEL, LOG_LIKELIHOOD, as_frame, checked_output
 from emtau_dask.estimator.inputs import (
-    COMPONENT,
-    LOG_LIKELIHOOD,
     Seeds,
     checked_array,
     checked_lazy,
-    checked_output,
     opened_path,
-    with_index,
 )
 from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.summary import FitSummary, summary_of
@@ -145,14 +142,16 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
             A str is the path or URL of stored rows, as for `GaussianMixture.fit`.
         columns : sequence of str, optional
-            Columns of parquet or CSV; by default those of the fit, if it had names.
+            Columns of parquet, CSV or a data frame; by default those of the fit, if it had names, or all of a
+            frame.
 
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
-            A Series with the index of X for a DataFrame, where `set_output` asks for it.
+            Of a DataFrame of pandas, polars or dask a Series "label" with its index, unless `set_output` says
+            "default".
         """
-        return self._predicted(X, LABELS, columns, COMPONENT)
+        return self._predicted(X, LABELS, columns, LABEL)
 
     def predict_proba(self, X: Any, *, columns: Any = None) -> Any:
         """Return responsibilities, (n_samples, n_components) float64; X and columns as for `predict`."""
@@ -167,10 +166,11 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        transform : {"default", "pandas"}, optional
-            ``"pandas"``: a Series or DataFrame with the index of the rows, a lazy one for a dask DataFrame;
-            the columns are the components. ``"default"``: arrays. None changes nothing. What is not set
-            here, ``sklearn.set_config(transform_output=...)`` sets.
+        transform : {"default", "pandas", "polars"}, optional
+            ``"pandas"`` and ``"polars"``: a Series or DataFrame of the library of X, with its index, a lazy
+            one for a dask DataFrame; the columns are the components. ``"default"``: arrays. None changes
+            nothing. What is not set here, ``sklearn.set_config(transform_output=...)`` sets; without both
+            only labels are a Series.
 
         Returns
         -------
@@ -181,7 +181,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _predicted(self, X: Any, scoring: Scoring, columns: Any, name: str) -> Any:
-        return with_index(self, X, self._lazy_or_not(X, scoring, columns), name)
+        return as_frame(self, X, self._lazy_or_not(X, scoring, columns), name)
 
     def _log_likelihood(self, X: Any, columns: Any) -> tuple[float, int]:
         """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
@@ -295,7 +295,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         structure, twin = structure_named(self._fitted_type), SklearnMixture()
         twin.set_params(**{name: getattr(self, name) for name in STORED if hasattr(twin, name)})
-        tol = NAMED_TOL if isinstance(self.tol, str) else self.tol
+        tol = DEFAULT_TOL if isinstance(self.tol, str) else self.tol
         n_init = 1 if isinstance(self.n_init, str) else self.n_init
         twin.set_params(covariance_type=structure.scikit_learn_name, tol=tol, n_init=n_init)
         for name in _COPIED:

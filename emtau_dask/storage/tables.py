@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from emtau_dask.errors import EmtauError, InvalidDataError
 from emtau_dask.storage.files import opened_regular
+from emtau_dask.storage.locations import CSV, PARQUET, TSV
 from emtau_dask.storage.publishing import ResultKind, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PARQUET = (".parquet", ".pq")
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
+DELIMITERS = {**dict.fromkeys(CSV.endings, ","), **dict.fromkeys(TSV.endings, "\t")}
 GROUP_ROWS, GROUP_BYTES = 2**20, 2**25
 """Rows and bytes in memory at which a row group of parquet is written."""
 MAX_HEADER = 2**20
@@ -43,13 +43,13 @@ def loaded_pyarrow() -> Any:
 
 def is_table(path: Path) -> bool:
     """Return whether a name ends as those of tables do."""
-    return path.suffix.lower() in (*PARQUET, *DELIMITERS)
+    return path.suffix.lower() in (*PARQUET.endings, *DELIMITERS)
 
 
 def holds(path: Path, kind: pa.DataType) -> bool:
     """Return whether the table of that name can hold values of a type: CSV only those that are text."""
     pa = loaded_pyarrow()
-    if path.suffix.lower() in PARQUET:
+    if path.suffix.lower() in PARQUET.endings:
         return True
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return False
@@ -80,7 +80,7 @@ def new_table(
     """Yield a new table, whose name says its format; parquet stores ``attributes`` too. See `replacing`."""
     with replacing(path, overwrite=overwrite, kind=kind) as private, private.open("xb") as file:
         table: Table
-        if path.suffix.lower() in PARQUET:
+        if path.suffix.lower() in PARQUET.endings:
             table = _Parquet(file, schema.with_metadata({ATTRIBUTES: json.dumps(attributes)}))
         else:
             table = _Text(file, schema, DELIMITERS[path.suffix.lower()])
@@ -163,7 +163,7 @@ def columns_and_attributes(path: Path) -> tuple[list[str], dict[str, Any]]:
     try:
         with opened_regular(path):
             pass
-        if path.suffix.lower() in PARQUET:
+        if path.suffix.lower() in PARQUET.endings:
             with path.open("rb") as file:
                 schema = loaded_pyarrow().parquet.read_schema(file)
             return schema.names, dict(json.loads((schema.metadata or {}).get(ATTRIBUTES, b"{}")))
