@@ -345,11 +345,12 @@ class OutputSection(Section):
     model: OptionalPath = "model.zarr"
     """Where the fitted model is written, below `directory`; null: nowhere."""
     labels: OptionalPath = "labels.zarr"
-    """Where the zarr group of the labels is written, below `directory`; null: nowhere."""
+    """Where the labels are written, below `directory`: a zarr group, or a table if the name ends in
+    `.parquet`, `.pq`, `.csv` or `.tsv`; null: nowhere."""
     probabilities: Switch = False
-    """Whether that group also holds each row's responsibilities."""
+    """Whether each row's responsibilities are written beside the labels."""
     scores: Switch = False
-    """Whether that group also holds each row's log-likelihood, in nats."""
+    """Whether each row's log-likelihood, in nats, is written beside the labels."""
     report: OptionalPath = None
     """Where a report of the fit is written, one page of HTML, below `directory`; null: nowhere. It needs
     the extra ``plot``."""

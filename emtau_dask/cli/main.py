@@ -272,10 +272,16 @@ def compare(config: Path, overrides: list[str]) -> None:
     type=float,
     help="Also write -1 for this share of the rows, the least probable ones, and 1 for the others.",
 )
+@click.option(
+    "--keep",
+    callback=lambda *given: () if given[-1] is None else tuple(given[-1].split(",")),
+    metavar="COLUMN,...",
+    help="Columns of DATA, parquet or CSV, of any type, that a table OUT has before the labels.",
+)
 @array_option
 @columns_option
 @click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
-@overwrite_option()
+@overwrite_option("Replace labels that emtau wrote at OUT.")
 @debug_option
 def predict(
     run_or_model: str,
@@ -286,11 +292,13 @@ def predict(
     workers: int | None,
     **options: Any,
 ) -> None:
-    """Label the rows of DATA with RUN_OR_MODEL, into the zarr group OUT.
+    """Label the rows of DATA with RUN_OR_MODEL, into OUT.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as
     model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet or a CSV file,
     or a pattern in quotes, such as 'data/*.parquet', of which part-9 is read before part-10.
+    OUT is a zarr group, or, if its name ends in .parquet, .pq, .csv or .tsv, a table with the column label.
+    Its rows are in the order of DATA.
     """
     from emtau_dask.cli.predict import LabelOptions, run_predict
 

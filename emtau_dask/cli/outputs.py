@@ -17,6 +17,7 @@ from emtau_dask.cli.config import RESULTS, RunConfig
 from emtau_dask.cli.inputs import Inputs
 from emtau_dask.cli.predict import LabelOptions, write_labels
 from emtau_dask.cli.report import report_of_fit
+from emtau_dask.cli.row_outputs import form_at
 from emtau_dask.cli.yaml import ENDINGS, to_yaml
 from emtau_dask.errors import ConfigError, EmtauError, masked_values
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
@@ -35,6 +36,9 @@ from emtau_dask.storage.publishing import (
     write_page,
 )
 
+REFUSALS = {"model": refuse_existing, "report": refuse_existing_page}
+"""What refuses a place of results whose form does not depend on their name."""
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -46,8 +50,12 @@ class Outputs:
 
     def replaceable(self, name: str, run: str | None) -> bool:
         """Return whether what is at a result's place may be replaced; that of the run itself always may."""
-        wrote = run_of_page if name == "report" else run_that_wrote
-        return self.overwrite or (run is not None and wrote(self.places[name]) == run)
+        if self.overwrite or run is None:
+            return self.overwrite
+        place = self.places[name]
+        if name == "labels":
+            return form_at(place).run_that_wrote(place) == run
+        return (run_of_page if name == "report" else run_that_wrote)(place) == run
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +82,7 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
     for name, place in outputs.places.items():
         if name == "report":
             check_matplotlib()
-        refuse = refuse_existing_page if name == "report" else refuse_existing
+        refuse = REFUSALS.get(name) or form_at(place).refuse_existing
         refuse(place, outputs.replaceable(name, run), inputs=read)
         check_writable(place)
         read.append(str(place))

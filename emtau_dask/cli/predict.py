@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.cli.inputs import open_rows
+from emtau_dask.cli.row_outputs import OutputForm, RowContent, RowOutput, RowResult, form_at, keeping
 from emtau_dask.dask_config import read_settings
 from emtau_dask.data.opening import columns_of_fit
 from emtau_dask.data.source import Source
@@ -39,7 +40,7 @@ from emtau_dask.progress import watching
 from emtau_dask.settings import marginalises
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import paths_at
-from emtau_dask.storage.publishing import RowWriter, check_writable, new_group, refuse_existing
+from emtau_dask.storage.publishing import check_writable
 from emtau_dask.storage.stores import object_store
 from emtau_dask.storage.urls import plain_path
 
@@ -49,13 +50,25 @@ class LabelOptions:
     """What is written beside the labels, and how.
 
     With ``outliers``, this share of the rows is labelled as outliers: the least probable ones. With
-    ``overwrite`` a group that emtau wrote is replaced.
+    ``overwrite`` a result that emtau wrote is replaced. Tables ``keep`` these columns of the input.
     """
 
     probabilities: bool = False
     scores: bool = False
     overwrite: bool = False
     outliers: float | None = None
+    keep: tuple[str, ...] = ()
+
+    def results(self, n_components: int) -> tuple[RowResult, ...]:
+        """Return what is written, with a mixture of so many components."""
+        found = [RowResult("labels", np.dtype(np.int32), ())]
+        if self.probabilities:
+            found.append(RowResult("probabilities", RESPONSIBILITIES.dtype, (n_components,)))
+        if self.scores:
+            found.append(RowResult("scores", LOG_LIKELIHOODS.dtype, ()))
+        if self.outliers is not None:
+            found.append(RowResult("outliers", np.dtype(np.int8), ()))
+        return tuple(found)
 
 
 def run_predict(
@@ -75,12 +88,16 @@ def run_predict(
     """
     if options.outliers is not None:
         check_contamination(options.outliers)
-    refuse_existing(out, options.overwrite, inputs=[model, *paths_at(data)])
+    form = form_at(out)
+    form.refuse_existing(out, options.overwrite, inputs=[model, *paths_at(data)])
     check_writable(out)
     fitted = _model_in(model)
     names = getattr(fitted, "feature_names_in_", None)
     if columns is None:
         columns = columns_of_fit(data, names)
+    if options.keep:
+        results = options.results(len(fitted.weights_))
+        form = keeping(form, out, data, options.keep, columns, results)
     threads = {} if workers is None else {"num_workers": workers}
     with (
         watching(sys.stderr) as observer,
@@ -88,7 +105,7 @@ def run_predict(
         dask.config.set(scheduler="threads", **threads),
     ):
         rows = open_rows(data, array=array, columns=columns, observer=observer)
-        return write_labels(fitted, rows, out, options, observer=observer)
+        return write_labels(fitted, rows, out, options, observer=observer, form=form)
 
 
 def _model_in(place: str) -> GaussianMixture:
@@ -107,69 +124,59 @@ def write_labels(
     *,
     observer: FitObserver,
     run: str | None = None,
+    form: OutputForm | None = None,
 ) -> NDArray[np.int64]:
-    """Write the label of every row, and more if asked, to a zarr group; return the rows of each label, (K,).
+    """Write the label of every row, and more if asked; return the rows of each label, (K,).
 
-    The group has the arrays `labels` (N,) int32, `probabilities` (N, K) float64, `scores` (N,) float64, in
-    nats, and `outliers` (N,) int8, -1 for outliers and 1 for other rows. ``rows`` is an addressable source
-    (N, d), ``run`` the id of the checkpointed run whose result this is.
+    The results are `labels` (N,) int32, `probabilities` (N, K) float64, `scores` (N,) float64, in nats, and
+    `outliers` (N,) int8, -1 for outliers and 1 for other rows. ``rows`` is an addressable source (N, d),
+    ``run`` the id of the checkpointed run whose result this is, ``form`` by default that of the path's name.
     """
     checked_lazy(model, rows)
     missing = marginalises(model.missing)
     k = len(model.weights_)
-    scorings = {"labels": LABELS}
-    if options.probabilities:
-        scorings["probabilities"] = RESPONSIBILITIES
-    if options.scores:
-        scorings["scores"] = LOG_LIKELIHOODS
-    of_outliers = {}
+    results = options.results(k)
+    scorings = {"labels": LABELS, "probabilities": RESPONSIBILITIES, "scores": LOG_LIKELIHOODS}
+    attributes: dict[str, Any] = {"format": "emtau-labels", "version": 1}
+    if run is not None:
+        attributes["run"] = run
     if options.outliers is not None:
         observer.stage("threshold of outliers", 0)
         threshold = score_quantile(model.score_samples(rows), options.outliers)
         scorings["outliers"] = inliers(threshold)
-        of_outliers = {"outliers": {"contamination": options.outliers, "threshold": threshold}}
+        attributes["outliers"] = {"contamination": options.outliers, "threshold": threshold}
     executor = choose_executor()
     rows = shared_source(executor.client, rows, "X")
     kernels = kernels_to_score(executor.client, model.parameters_, rows.shape[0], missing=missing)
     counts = np.zeros(k, dtype=np.int64)
     observer.stage("labels", len(rows.chunk_rows))
-    new = new_group(path, overwrite=options.overwrite)
-    with interruptible(), threads_side_by_side(), new as group, ThreadPoolExecutor(1) as beside:
-        of_run = {} if run is None else {"run": run}
-        group.attrs.update({"format": "emtau-labels", "version": 1, **of_run, **of_outliers})
-        writers = []
-        for name, scoring in scorings.items():
-            dtype = np.dtype(np.int32) if scoring is LABELS else scoring.dtype
-            writers.append(RowWriter(group, name, (rows.shape[0], *scoring.row_shape(k)), dtype))
+    content = RowContent(results, rows.shape[0], attributes)
+    new = (form or form_at(path)).opened(path, content, options.overwrite)
+    with interruptible(), threads_side_by_side(), new as output, ThreadPoolExecutor(1) as beside:
         ahead = read_settings().read_ahead_bytes
         scored = score_rows(
             rows,
             kernels,
-            list(scorings.values()),
+            [scorings[each.name] for each in results],
             executor,
             observer,
             missing=missing,
             read_ahead=ahead,
         )
         written: Future[NDArray[np.int64]] | None = None
-        for results in scored:
+        for found in scored:
             if written is not None:
                 counts += written.result()
-            written = beside.submit(_append, writers, results, k)
+            written = beside.submit(_append, output, found, k)
         if written is not None:
             counts += written.result()
-        for writer in writers:
-            writer.flush()
     return counts
 
 
-def _append(
-    writers: Sequence[RowWriter], results: Iterable[list[NDArray[Any]]], n_components: int
-) -> NDArray[np.int64]:
+def _append(output: RowOutput, chunks: Iterable[list[NDArray[Any]]], n_components: int) -> NDArray[np.int64]:
     """Write what was found for chunks, their labels first, and return how many rows have each label, (K,)."""
     counts = np.zeros(n_components, dtype=np.int64)
-    for of_chunk in results:
-        counts += np.bincount(of_chunk[0], minlength=n_components)
-        for writer, values in zip(writers, of_chunk, strict=True):
-            writer.append(values)
+    for found in chunks:
+        counts += np.bincount(found[0], minlength=n_components)
+        output.append(found)
     return counts

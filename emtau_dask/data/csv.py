@@ -15,22 +15,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.dask_config import scratch_place
 from emtau_dask.data.npy import NpyHeader, NpyReader
-from emtau_dask.data.parquet import arrow_input, check_names, check_single, loaded_pyarrow
+from emtau_dask.data.parquet import arrow_input, check_names, check_single
 from emtau_dask.data.source import RangeSource, even_chunks
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, StorageError, cause_of, short, warn_user
 from emtau_dask.storage.errors import read_errors, writing_errors
 from emtau_dask.storage.files import ScratchFolder, check_regular, read_regular
-from emtau_dask.storage.locations import CSV, TSV, Place, paths_at, place_text
+from emtau_dask.storage.locations import Place, paths_at, place_text
+from emtau_dask.storage.tables import DELIMITERS, loaded_pyarrow
 from emtau_dask.storage.urls import Url, is_url, suffix_of
 
-DELIMITERS = {**dict.fromkeys(CSV.endings, ","), **dict.fromkeys(TSV.endings, "\t")}
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 BLOCK_BYTES = 2**20
 """Of text that is parsed at a time; a row has no more. pyarrow reads up to 32 blocks ahead."""
 DOUBLE = np.dtype(np.float64)
@@ -126,6 +129,11 @@ class CsvTable:
 
     def blocks(self, columns: Sequence[int]) -> Iterator[NDArray[np.float64]]:
         """Yield the rows from first to last, NaN where a value is empty; raises as `open_csv`."""
+        for batch in self.batches(columns, loaded_pyarrow().float64()):
+            yield np.column_stack([values.to_numpy(zero_copy_only=False) for values in batch.columns])
+
+    def batches(self, columns: Sequence[int], kind: pa.DataType) -> Iterator[pa.RecordBatch]:
+        """Yield these columns, of values of a type, from the first row to the last; raises as `open_csv`."""
         pa = loaded_pyarrow()
         from pyarrow import csv as pa_csv
 
@@ -134,24 +142,26 @@ class CsvTable:
         with read_errors(str(self.place), remote=isinstance(self.place, Url)):
             try:
                 with arrow_input(self.place, self.size) as source:
-                    batches = pa_csv.open_csv(
+                    yield from pa_csv.open_csv(
                         source,
                         pa_csv.ReadOptions(
                             column_names=names, skip_rows_after_names=int(self.named), block_size=BLOCK_BYTES
                         ),
                         pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                         pa_csv.ConvertOptions(
-                            column_types=dict.fromkeys(wanted, pa.float64()), include_columns=wanted
+                            column_types=dict.fromkeys(wanted, kind), include_columns=wanted
                         ),
                     )
-                    for batch in batches:
-                        columns_of_batch = [values.to_numpy(zero_copy_only=False) for values in batch.columns]
-                        yield np.column_stack(columns_of_batch)
             except pa.ArrowInvalid as error:
                 raise self._refused(str(error)) from cause_of(error)
 
     def _refused(self, said: str) -> InvalidDataError:
         """Return the error for what pyarrow says."""
+        if "invalid UTF8" in said:
+            return InvalidDataError(
+                f"{self.place} is not in UTF-8 ({said}). Convert it once, for example with: "
+                "iconv -f LATIN1 -t UTF-8"
+            )
         found = re.search(r"column #(\d+): .*invalid value '(.*)'", said, re.DOTALL)
         if found is None:
             return InvalidDataError(
@@ -228,6 +238,13 @@ def _is_fraction(value: str) -> bool:
     return _is_number(bare) and not is_nan and not bare.lstrip("+-").isdecimal()
 
 
+def tables_at(place: Place, columns: Sequence[str] | None) -> list[CsvTable]:
+    """Read the beginnings of the tables of a place; ``columns`` are those of `open_csv`, and it raises so."""
+    first, *others = paths_at(place)
+    tables = [CsvTable.at(first, () if columns is None else columns)]
+    return tables + [CsvTable.at(path, tables[0].fields if columns is None else columns) for path in others]
+
+
 def _is_number(field: str) -> bool:
     try:
         float(field)
@@ -272,9 +289,7 @@ def open_csv(
         An index is left out, or whole numbers are read as names.
     """
     loaded_pyarrow()
-    first, *others = paths_at(place)
-    tables = [CsvTable.at(first, () if columns is None else columns)]
-    tables += [CsvTable.at(path, tables[0].fields if columns is None else columns) for path in others]
+    tables = tables_at(place, columns)
     names = tables[0].default_names() if columns is None else list(columns)
     chosen = [table.chosen(names) for table in tables]
     width, where = len(chosen[0]), place_text([str(table.place) for table in tables])

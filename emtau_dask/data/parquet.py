@@ -5,6 +5,7 @@ Folders below the given one that are named ``name=value`` give their files a col
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from bisect import bisect_left, bisect_right
@@ -26,6 +27,7 @@ from emtau_dask.errors import InvalidDataError, InvalidDtypeError, warn_user
 from emtau_dask.storage.errors import read_errors
 from emtau_dask.storage.files import check_regular, each, paths_below
 from emtau_dask.storage.locations import ENDINGS_OF_ROWS, PARQUET, Place, paths_at, place_text
+from emtau_dask.storage.tables import loaded_pyarrow
 from emtau_dask.storage.urls import Url, is_url, opened_stream, suffix_of
 
 if TYPE_CHECKING:
@@ -43,17 +45,6 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 LEAST_INT32, MOST_INT32 = -(2**31), 2**31 - 1
 """Whole numbers in the names of folders are of int32, as pyarrow infers it; others are text."""
 ZARR_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
-
-
-def loaded_pyarrow() -> Any:
-    """Return pyarrow with its parquet module; raises `InvalidDataError` where it is missing."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InvalidDataError(
-            "reading parquet needs pyarrow; install it with: pip install 'emtau_dask[parquet]'"
-        ) from error
-    return pyarrow
 
 
 @dataclass(frozen=True)
@@ -228,7 +219,7 @@ def part_at(place: str | Url) -> ParquetPart | None:
         return ParquetPart(place, place.size_in(info))
 
 
-def _parts(place: Place) -> tuple[list[ParquetPart], int]:
+def parts_at(place: Place) -> tuple[list[ParquetPart], int]:
     """Return the files of a place, see `paths_at`, and how many of its folders are left out."""
     paths = paths_at(place)
     found = [_parts_of(path) for path in paths]
@@ -278,7 +269,7 @@ def _partition(name: str) -> tuple[tuple[str, str | None], ...]:
     return tuple((unquote(key), None if value == NULL_PARTITION else unquote(value)) for key, value in pairs)
 
 
-def _partition_columns(parts: Sequence[ParquetPart]) -> dict[str, np.dtype[Any] | None]:
+def partition_columns(parts: Sequence[ParquetPart]) -> dict[str, np.dtype[Any] | None]:
     """Return the type of each column that the names of folders give; None for what is no whole number.
 
     Files that lack one have a null in it.
@@ -403,9 +394,9 @@ def _is_parquet(path: str) -> bool:
 
 def parquet_names(place: Place) -> tuple[str, ...]:
     """Return the columns that are features by default; warns and raises as `open_parquet`."""
-    parts, _ = _parts(place)
+    parts, _ = parts_at(place)
     schema, _ = parts[0].footer()
-    return _features(schema, parts, _partition_columns(parts))
+    return _features(schema, parts, partition_columns(parts))
 
 
 def _features(
@@ -468,7 +459,9 @@ def check_names(found: Sequence[str], chosen: Sequence[str], place: str) -> None
     for name in chosen:
         if found.count(name) != 1:
             how = f"{found.count(name) or 'no'} column{'s' * (name in found)}"
-            raise InvalidDataError(f"{place} has {how} {name!r}; its columns are {', '.join(found)}.")
+            near = [] if name in found else difflib.get_close_matches(name, found, 1)
+            hint = f" (the nearest is {near[0]!r})" if near else ""
+            raise InvalidDataError(f"{place} has {how} {name!r}{hint}; its columns are {', '.join(found)}.")
 
 
 def check_single(place: str, chosen: Sequence[object]) -> None:
@@ -506,8 +499,8 @@ def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool =
         An index, or text in the names of folders, is left out.
     """
     loaded_pyarrow()
-    parts, left_out = _parts(place)
-    partitions = _partition_columns(parts)
+    parts, left_out = parts_at(place)
+    partitions = partition_columns(parts)
     of_folders: dict[str, np.dtype[Any] | None] = {}
     groups: list[RowGroup] = []
     chosen: tuple[str, ...] = () if columns is None else tuple(columns)

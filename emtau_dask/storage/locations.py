@@ -58,10 +58,13 @@ FORMATS = (
     Format("an HDF5 file", (".h5", ".hdf5"), b"\x89HDF"),
     Format("a netCDF file", (".nc",)),
     Format("a pickle", (".pkl", ".joblib")),
-    Format("a JSON file", (".json",)),
-    Format("an Excel file", (".xlsx",)),
-    Format("a zip archive", beginning=b"PK\x03\x04"),
-    Format("a gzip file", beginning=b"\x1f\x8b"),
+    Format("an ORC file", (".orc",)),
+    Format("a JSON file", (".json", ".jsonl")),
+    Format("a page of HTML", (".html",)),
+    Format("an Excel file", (".xls", ".xlsx")),
+    Format("a zip archive", (".zip",), b"PK\x03\x04"),
+    Format("a gzip file", (".gz",), b"\x1f\x8b"),
+    Format("a compressed file", (".bz2", ".xz", ".zst")),
 )
 """All but zarr, which is a folder. The ending of a file decides, where it is known."""
 ENDINGS_OF_ROWS = (".zarr", *(ending for format in FORMATS if format.read for ending in format.endings))

@@ -1,8 +1,8 @@
-"""Results that appear at their path complete or not at all: zarr groups, pages, folders.
+"""Results that appear at their path complete or not at all: zarr groups, tables, pages.
 
-A folder is written in a scratch folder next to its path, which its process locks (`storage.files`), and is
-renamed when it is complete. The old result is first moved into the scratch folder. If the process is killed
-in between, the next process that writes there moves the old result back.
+A folder or file is written in a scratch folder next to its path, which its process locks (`storage.files`),
+and is renamed when it is complete. The old result is first moved into the scratch folder. If the process is
+killed in between, the next process that writes there moves the old result back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ _OURS = re.compile(
 
 @contextmanager
 def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
-    """Yield a free path for a folder that appears at ``path`` when the block ends without an error.
+    """Yield a free path for a folder or file that appears at ``path`` when the block ends without an error.
 
     The free path is on the same file system. Of several processes that publish at once, one succeeds; with
     ``replaceable`` the last result stays.
@@ -97,9 +98,12 @@ def _publish(folder: Path, target: Path, replaceable: Callable[[Path], bool] | N
 
 
 def _moved(source: Path, target: Path) -> bool:
-    """Move a folder to its place; return False if something else is there."""
+    """Move a folder or file to its place; return False if something else is there."""
     try:
-        source.rename(target)
+        if source.is_dir():
+            source.rename(target)
+        else:
+            give_free_name(source, target)
     except OSError as error:
         if error.errno in _TAKEN:
             return False
@@ -125,21 +129,52 @@ def _rescue(target: Path, folder: Path) -> None:
             _moved(old, target)
 
 
-def refuse_existing(path: Path, overwrite: bool, *, inputs: Sequence[str | Path] = ()) -> None:
-    """Raise `EmtauError` unless a zarr group may be written at the local path ``path``.
+@dataclass(frozen=True)
+class ResultKind:
+    """A kind of result: what its name may be, and which of those that lie at a place emtau wrote."""
 
-    With ``overwrite`` it may replace a group that emtau wrote, and nothing else. It never replaces what the
-    run reads, ``inputs``.
-    """
-    refuse_url(path)
-    kind = kind_by_ending(str(path))
-    if kind is not None:
+    check_name: Callable[[Path], None]
+    is_ours: Callable[[Path], bool]
+
+
+def _check_group_name(path: Path) -> None:
+    ending = kind_by_ending(str(path))
+    if ending is not None:
         raise EmtauError(
-            f"{path} is the name of {kind}, but results are zarr groups; give a name such as "
+            f"{path} is the name of {ending}, but results are zarr groups; give a name such as "
             f"{path.with_suffix('.zarr')}"
         )
+
+
+def _attributes(path: Path) -> Mapping[str, Any]:
+    """Return the attributes of the zarr group at a path; {} without a readable group."""
+    try:
+        group = own_group(path)
+    except EmtauError:
+        return {}
+    return {} if group is None else group.attributes
+
+
+def _is_our_group(path: Path) -> bool:
+    attributes = _attributes(path)
+    return "dataset" in attributes or str(attributes.get("format", "")).startswith("emtau-")
+
+
+GROUP = ResultKind(_check_group_name, _is_our_group)
+
+
+def refuse_existing(
+    path: Path, overwrite: bool, *, inputs: Sequence[str | Path] = (), kind: ResultKind = GROUP
+) -> None:
+    """Raise `EmtauError` unless a result may be written at the local path ``path``, by default a zarr group.
+
+    With ``overwrite`` it may replace one of its kind that emtau wrote, and nothing else. It never replaces
+    what the run reads, ``inputs``.
+    """
+    refuse_url(path)
+    kind.check_name(path)
     refuse_inputs(path, inputs)
-    if _is_taken(path, "the result", overwrite) and not _is_ours(path):
+    if _is_taken(path, "the result", overwrite) and not kind.is_ours(path):
         raise EmtauError(
             f"{path} was not written by emtau, so --overwrite does not replace it; choose another place"
         )
@@ -184,20 +219,6 @@ def check_writable(path: Path) -> None:
         ) from error
 
 
-def _attributes(path: Path) -> Mapping[str, Any]:
-    """Return the attributes of the zarr group at a path; {} without a readable group."""
-    try:
-        group = own_group(path)
-    except EmtauError:
-        return {}
-    return {} if group is None else group.attributes
-
-
-def _is_ours(path: Path) -> bool:
-    attributes = _attributes(path)
-    return "dataset" in attributes or str(attributes.get("format", "")).startswith("emtau-")
-
-
 def mark_as_of(path: Path, run: str | None) -> None:
     """Store in a zarr group the id of its run, if that is given."""
     if run is not None:
@@ -210,17 +231,17 @@ def run_that_wrote(path: Path) -> object:
 
 
 @contextmanager
-def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
+def replacing(path: Path, *, overwrite: bool, kind: ResultKind = GROUP) -> Iterator[Path]:
     """Yield a free path for a result that appears at ``path`` after the block; see `published`.
 
-    With ``overwrite`` it replaces a group that emtau wrote, even one that appears during the block. Raises
-    `EmtauError` if something else is at ``path``, before the block or after it.
+    With ``overwrite`` it replaces one of its kind that emtau wrote, even one that appears during the block.
+    Raises `EmtauError` if something else is at ``path``, before the block or after it.
     """
     with (
         writing_errors("the result", path),
-        published(path, replaceable=lambda found: overwrite and _is_ours(found)) as private,
+        published(path, replaceable=lambda found: overwrite and kind.is_ours(found)) as private,
     ):
-        refuse_existing(path, overwrite)
+        refuse_existing(path, overwrite, kind=kind)
         yield private
 
 

@@ -1,6 +1,7 @@
 """What is given in place of a config, a checkpoint, rows or a result is named for what it is."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -137,8 +138,16 @@ class TestInspectOfAModel:
         assert "incomplete or damaged" in refusal("inspect", "model.zarr", code=1)
 
 
-@pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.npy", "OUT.NPZ", "out.h5"])
-@pytest.mark.parametrize("command", ["predict", "dataset", "fit"])
+OTHERS = ["out.npy", "OUT.NPZ", "out.h5", "out.json", "out.feather", "out.csv.gz"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("dataset", name) for name in ("out.csv", "out.parquet", *OTHERS)),
+        *((command, name) for command in ("predict", "fit") for name in OTHERS),
+    ],
+)
 def test_a_result_is_not_named_as_another_format(place, command, name):
     model(place / "model.zarr")
     np.save("a.npy", ROWS)
@@ -153,7 +162,7 @@ def test_a_result_is_not_named_as_another_format(place, command, name):
     }
     line = refusal(command, *arguments[command], code=1)
     assert f"{name} is the name of " in line
-    assert f"{name.partition('.')[0]}.zarr" in line
+    assert f"{Path(name).stem}.zarr" in line
     assert not (place / name).exists()
 
 
