@@ -20,6 +20,9 @@ AUTO = "auto"
 POLICIES = ("em", "em-tau", "em-star", "em-lazy", "em-sampled")
 COVARIANCE_TYPES = ("full", "tied", "diag", "spherical", "tied_diag", "tied_spherical")
 STARTS = ("kmeans", "k-means++", "random", "random_from_data")
+RAISE, DROP, MARGINALISE = "raise", "drop", "marginalise"
+"""What NaN means: an error, a row that takes no part, or a missing value."""
+SPELLINGS = MappingProxyType({"marginalize": MARGINALISE})
 SEED = integer(0, 2**32 - 1)
 NamedOrPolicy = Annotated[Any, "AUTO, one of `POLICIES`, or a policy"]
 
@@ -48,7 +51,7 @@ class Settings:
     checkpoint_every: Annotated[int, integer(1)] = 1
     verbose: Annotated[int | bool, either(integer(0), FLAG)] = 0
     acceleration: Annotated[str | None, either(choice(AUTO, "quasi-newton"), NONE)] = AUTO
-    missing: Annotated[str, choice("raise", "marginalise")] = "raise"
+    missing: Annotated[str, choice(RAISE, DROP, MARGINALISE, *SPELLINGS)] = RAISE
 
     @classmethod
     def of(cls, estimator: Any) -> Settings:
@@ -106,7 +109,12 @@ def check(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {short(value)}; it must be {CONSTRAINTS[name].words}.")
 
 
+def missing_values(missing: Any) -> str:
+    """Return what NaN means, in one spelling; raises `ConfigError` for an impossible setting."""
+    check("missing", missing)
+    return SPELLINGS.get(missing, str(missing))
+
+
 def marginalises(missing: Any) -> bool:
     """Return whether NaN stands for a missing value; raises `ConfigError` for an impossible setting."""
-    check("missing", missing)
-    return bool(missing == "marginalise")
+    return missing_values(missing) == MARGINALISE

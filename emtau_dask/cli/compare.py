@@ -29,7 +29,7 @@ from emtau_dask.errors import ConfigError
 from emtau_dask.policies.policy import WeightedPolicy
 from emtau_dask.process import threads_side_by_side
 from emtau_dask.progress import watching
-from emtau_dask.settings import marginalises
+from emtau_dask.settings import RAISE
 
 PUBLISHED = "  published"
 _STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}
@@ -69,7 +69,7 @@ def _name(settings: ComparedSettings) -> str:
 
 def _check_comparable(config: RunConfig) -> None:
     """Raise `ConfigError` for rows with missing values, and for rows that hold no responsibilities."""
-    if marginalises(config.model.missing):
+    if config.model.missing != RAISE:
         raise ConfigError(
             f"model.missing is {config.model.missing!r}, but compare takes complete rows: no algorithm but "
             "em fits incomplete ones. Set model.missing to 'raise', and leave such rows out."

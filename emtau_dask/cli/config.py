@@ -181,6 +181,9 @@ class DataSection(Section):
     """Member of a zarr group that holds the rows."""
     columns: Annotated[tuple[str, ...] | None, optional(names("column names"))] = None
     """Columns of parquet or CSV that are features, in this order; null: all but the index of a DataFrame."""
+    features: Annotated[tuple[str, ...] | None, optional(names("variables, or a dimension"))] = None
+    """Of netCDF, or of a zarr group that xarray wrote: the variables that are features; or one dimension, of
+    the variable `array` or the only one that has it. All other dimensions are the rows."""
     weights: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
     """Weights of the rows: a member of the group or a column of the table that `path` names, or a path or
     URL of their own."""
@@ -220,6 +223,10 @@ class DataSection(Section):
             raise expected("given one path where a dataset is made there, not a list")
         if self.dataset is not None and self.columns is not None:
             raise expected("given without columns, which are those of parquet and CSV; a dataset is zarr")
+        if self.features is not None and (self.dataset, self.columns) != (None, None):
+            raise expected(
+                "given without a dataset and columns where it has features, which are those of xarray"
+            )
         return self
 
 
@@ -250,8 +257,8 @@ class ModelSection(Section):
     random_state: Annotated[int, allowed(SEED)] = 0
     """Seed of all that is random."""
     missing: Annotated[str, _setting("missing")] = Settings.missing
-    """What NaN means: ``raise``, an error, or ``marginalise``, a missing value, over which fits by the
-    algorithm ``em``, labels and scores integrate."""
+    """What NaN means: ``raise``, an error; ``drop``, a row that takes no part and has the label -1; or
+    ``marginalise``, a missing value, over which fits by the algorithm ``em``, labels and scores integrate."""
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:

@@ -36,7 +36,7 @@ def run_fit(config: RunConfig, *, overwrite: bool) -> RunResult:
     with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
         run = fit_estimator(
             model,
-            inputs.rows,
+            inputs.data,
             inputs.weights,
             starting_responsibilities(config, inputs.rows.shape[0]),
             run_config=portable(config),
@@ -76,7 +76,7 @@ def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool) -> RunRes
         resume_estimator(
             model,
             saved,
-            inputs.rows,
+            inputs.data,
             sample_weight=inputs.weights,
             responsibilities_init=starting_responsibilities(config, inputs.rows.shape[0]),
             observer=observer,

@@ -12,13 +12,15 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.cli.config import DataSection, RunConfig
+from emtau_dask.data.cube_files import described, is_cube_file, open_cube, open_dataset
+from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import as_source, column_names, has_columns, open_column, open_source
 from emtau_dask.data.source import RangeSource, Source
 from emtau_dask.data.zarr_arrays import group_source
 from emtau_dask.datasets import holds_dataset, make_dataset, outlined_dataset
 from emtau_dask.em.history import FitObserver
-from emtau_dask.errors import ConfigError, InvalidDataError, one_line
-from emtau_dask.storage.locations import ENDINGS_OF_ROWS, NPY, Place, paths_at, place_text
+from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, one_line
+from emtau_dask.storage.locations import ENDINGS_OF_ROWS, NPY, Place, kind_of, paths_at, place_text
 from emtau_dask.storage.urls import is_url, suffix_of
 
 MAX_START_BYTES = 2**30
@@ -29,13 +31,20 @@ MOST_NAMED = 12
 class Inputs:
     """What a run reads: rows (N, d), and their weights (N,) and known labels (N,) where given.
 
-    ``outlined`` says that they are an outline of a dataset that is not made yet.
+    ``outlined`` says that they are an outline of a dataset that is not made yet, ``cube`` where the rows of
+    a cube lie.
     """
 
     rows: Source
     weights: Source | None
     labels: Source | None
     outlined: bool
+    cube: Cube | None = None
+
+    @property
+    def data(self) -> Source | Cube:
+        """What is fitted: the rows, with their names if they are those of a cube."""
+        return self.rows if self.cube is None else self.cube
 
 
 def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
@@ -86,10 +95,15 @@ def _opened(
     data: DataSection, paths: Sequence[str], outline: zarr.Group | None, observer: FitObserver | None = None
 ) -> Inputs:
     """Open what a config reads; ``outline`` stands for a group that is not at the path yet."""
-    weights = _open_column(paths, "data.weights", data.weights, outline, observer)
-    labels = _open_column(paths, "data.labels", data.labels, outline, observer)
-    where = place_text(paths)
+    where, cube = place_text(paths), None
     if outline is None:
+        cube = cube_at(paths, data.features, data.array)
+    weights = _open_column(paths, "data.weights", data.weights, outline, observer, cube)
+    labels = _open_column(paths, "data.labels", data.labels, outline, observer, cube)
+    stored: Any
+    if cube is not None:
+        stored = cube.rows
+    elif outline is None:
         columns = _feature_columns(data, paths)
         stored = open_rows(paths, array=data.array, columns=columns, observer=observer)
     else:
@@ -101,7 +115,60 @@ def _opened(
                 f"{key} has shape {column.shape}, but {where} has {rows.shape[0]:,} rows; "
                 "give one value for each row"
             )
-    return Inputs(rows, weights, labels, outline is not None)
+    return Inputs(rows, weights, labels, outline is not None, cube)
+
+
+def cube_at(
+    place: Place, features: Sequence[str] | None, array: str | None, fitted: Sequence[str] | None = None
+) -> Cube | None:
+    """Open data as a cube if its features are named, or it has those of a fit; None for any other data.
+
+    Raises
+    ------
+    ConfigError
+        There are several paths, or a file that is read as a cube alone does not say which are its features.
+    EmtauError
+        As `open_cube`.
+    """
+    paths = paths_at(place)
+    alone = any(map(is_cube_file, paths))
+    if features is None and not alone:
+        if fitted is None or len(paths) != 1 or kind_of(paths[0]) != "a zarr group":
+            return None
+        try:
+            return open_cube(paths[0], None, array, fitted)
+        except EmtauError:
+            return None  # It is no group that xarray wrote.
+    if len(paths) > 1 or has_columns(paths) or _is_npy(paths):
+        raise ConfigError(
+            f"features (data.features in a config) are those of one netCDF file or zarr group, but "
+            f"{place_text(paths)} is none; leave them out, or join files with xarray and write them as zarr"
+        )
+    found = open_cube(paths[0], features, array, fitted)
+    if found is None:
+        raise ConfigError(
+            f"{paths[0]} has {described(open_dataset(paths[0]))}; say which are the features: --features A,B "
+            "(data.features in a config), or --features DIMENSION for those along one"
+        )
+    return found
+
+
+def open_rows_or_cube(
+    place: str,
+    *,
+    array: str | None,
+    columns: Sequence[str] | None,
+    fitted: Sequence[str] | None,
+    observer: FitObserver,
+) -> tuple[Source, Cube | None]:
+    """Open rows for a mixture that was fitted to features ``fitted``, and the cube if that is what they are.
+
+    Raises as `open_rows` and `cube_at`.
+    """
+    cube = cube_at(place, None, array, fitted)
+    if cube is not None and columns is None:
+        return as_source(cube.rows, ndim=2, what=place), cube
+    return open_rows(place, array=array, columns=columns, observer=observer), None
 
 
 def open_rows(
@@ -161,10 +228,22 @@ def _missing_dataset(
 
 
 def _open_column(
-    path: Place, key: str, name: str | None, outline: zarr.Group | None, observer: FitObserver | None
+    path: Place,
+    key: str,
+    name: str | None,
+    outline: zarr.Group | None,
+    observer: FitObserver | None,
+    cube: Cube | None,
 ) -> Source | None:
     if name is None:
         return None
+    if cube is not None:
+        data = open_dataset(paths_at(path)[0])
+        if name not in data.variables:
+            raise ConfigError(
+                f"{key} = {name!r} is no variable of {place_text(path)}, whose rows are a cube's"
+            )
+        return as_source(cube.row_values(data[name], key), ndim=1, what=key)
     if is_url(name) or "/" in name or name.endswith(ENDINGS_OF_ROWS):
         return open_column(name, None, observer) if has_columns(name) else open_source(name)
     if outline is not None:

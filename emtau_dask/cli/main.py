@@ -48,7 +48,15 @@ WITHOUT_CHECKPOINT = (
     "--set checkpoint.path=PATH"
 )
 CRITERIA = ("bic", "aic", "icl", "held-out")
-SHARED = ("data.columns", "data.array", "algorithm.name", "stop.tol", "stop.max_iter", "model.random_state")
+SHARED = (
+    "data.columns",
+    "data.features",
+    "data.array",
+    "algorithm.name",
+    "stop.tol",
+    "stop.max_iter",
+    "model.random_state",
+)
 """Keys whose options `emtau fit` and `emtau select` share."""
 
 
@@ -295,7 +303,7 @@ def predict(
     """Label the rows of DATA with RUN_OR_MODEL, into OUT.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as
-    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet or a CSV file,
+    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet, a CSV or a netCDF file,
     or a pattern in quotes, such as 'data/*.parquet', of which part-9 is read before part-10.
     OUT is a zarr group, or, if its name ends in .parquet, .pq, .csv or .tsv, a table with the column label.
     Its rows are in the order of DATA.

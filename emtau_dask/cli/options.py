@@ -159,6 +159,13 @@ OPTIONS = (
         "Columns of parquet or CSV that are features.",
         lambda text: text.split(","),
     ),
+    FitOption(
+        ("--features",),
+        "data.features",
+        "A,B,C",
+        "Variables of netCDF or xarray's zarr that are features, or one dimension; the others are the rows.",
+        lambda text: text.split(","),
+    ),
     FitOption(("--array",), "data.array", "NAME", "Member of a zarr group that holds the rows.", str),
     FitOption(
         ("--covariance",),
@@ -182,7 +189,8 @@ OPTIONS = (
         ("--missing",),
         "model.missing",
         "HOW",
-        "What NaN means: raise (an error, the default) or marginalise (a missing value; --algorithm em).",
+        "What NaN means: raise (an error, the default), drop (the row is left out) or marginalise (a missing "
+        "value; --algorithm em).",
         str,
     ),
     FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),

@@ -17,7 +17,7 @@ from emtau_dask.cli.config import RESULTS, RunConfig
 from emtau_dask.cli.inputs import Inputs
 from emtau_dask.cli.predict import LabelOptions, write_labels
 from emtau_dask.cli.report import report_of_fit
-from emtau_dask.cli.row_outputs import form_at
+from emtau_dask.cli.row_outputs import check_cube_name, form_at, form_of_cube
 from emtau_dask.cli.yaml import ENDINGS, to_yaml
 from emtau_dask.errors import ConfigError, EmtauError, masked_values
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
@@ -82,6 +82,8 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
     for name, place in outputs.places.items():
         if name == "report":
             check_matplotlib()
+        if name == "labels" and data.features is not None:
+            check_cube_name(place)
         refuse = REFUSALS.get(name) or form_at(place).refuse_existing
         refuse(place, outputs.replaceable(name, run), inputs=read)
         check_writable(place)
@@ -105,7 +107,10 @@ def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, r
         with watching(sys.stderr) as observer:
             if name == "labels":
                 options = LabelOptions(config.output.probabilities, config.output.scores, overwrite)
-                counts = write_labels(model, inputs.rows, place, options, run=run, observer=observer)
+                cube, missing = inputs.cube, config.model.missing
+                form = None if cube is None else form_of_cube(place, cube, missing)
+                rows = inputs.rows
+                counts = write_labels(model, rows, place, options, run=run, observer=observer, form=form)
             else:
                 page = report_of_fit(config, model, inputs, run=run, observer=observer)
                 write_page(place, page, overwrite=overwrite)

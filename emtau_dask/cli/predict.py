@@ -13,8 +13,16 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.cli.inputs import open_rows
-from emtau_dask.cli.row_outputs import OutputForm, RowContent, RowOutput, RowResult, form_at, keeping
+from emtau_dask.cli.inputs import open_rows_or_cube
+from emtau_dask.cli.row_outputs import (
+    OutputForm,
+    RowContent,
+    RowOutput,
+    RowResult,
+    form_at,
+    form_of_cube,
+    keeping,
+)
 from emtau_dask.dask_config import read_settings
 from emtau_dask.data.opening import columns_of_fit
 from emtau_dask.data.source import Source
@@ -37,7 +45,7 @@ from emtau_dask.execution.workers import shared_source
 from emtau_dask.interrupts import interruptible
 from emtau_dask.process import threads_side_by_side
 from emtau_dask.progress import watching
-from emtau_dask.settings import marginalises
+from emtau_dask.settings import missing_values
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import paths_at
 from emtau_dask.storage.publishing import check_writable
@@ -84,7 +92,7 @@ def run_predict(
     """Label stored rows with a stored model; return the rows of each label, shape (K,).
 
     ``model`` is a saved one, the folder of a run that holds ``model.zarr``, or a checkpoint. Data are as for
-    `open_rows`, by default with the columns of the fit; ``workers`` are threads.
+    `open_rows_or_cube`, by default with the columns of the fit; ``workers`` are threads.
     """
     if options.outliers is not None:
         check_contamination(options.outliers)
@@ -104,7 +112,9 @@ def run_predict(
         features_named(names),
         dask.config.set(scheduler="threads", **threads),
     ):
-        rows = open_rows(data, array=array, columns=columns, observer=observer)
+        rows, cube = open_rows_or_cube(data, array=array, columns=columns, fitted=names, observer=observer)
+        if cube is not None:
+            form = form_of_cube(out, cube, fitted.missing)
         return write_labels(fitted, rows, out, options, observer=observer, form=form)
 
 
@@ -129,11 +139,12 @@ def write_labels(
     """Write the label of every row, and more if asked; return the rows of each label, (K,).
 
     The results are `labels` (N,) int32, `probabilities` (N, K) float64, `scores` (N,) float64, in nats, and
-    `outliers` (N,) int8, -1 for outliers and 1 for other rows. ``rows`` is an addressable source (N, d),
-    ``run`` the id of the checkpointed run whose result this is, ``form`` by default that of the path's name.
+    `outliers` (N,) int8, -1 for outliers and 1 for other rows. Rows that the model drops have -1, NaN and 0.
+    ``rows`` is a source (N, d), ``run`` the id of the checkpointed run whose result this is, ``form`` by
+    default that of the path's name.
     """
     checked_lazy(model, rows)
-    missing = marginalises(model.missing)
+    missing = missing_values(model.missing)
     k = len(model.weights_)
     results = options.results(k)
     scorings = {"labels": LABELS, "probabilities": RESPONSIBILITIES, "scores": LOG_LIKELIHOODS}
@@ -177,6 +188,6 @@ def _append(output: RowOutput, chunks: Iterable[list[NDArray[Any]]], n_component
     """Write what was found for chunks, their labels first, and return how many rows have each label, (K,)."""
     counts = np.zeros(n_components, dtype=np.int64)
     for found in chunks:
-        counts += np.bincount(found[0], minlength=n_components)
+        counts += np.bincount(found[0][found[0] >= 0], minlength=n_components)
         output.append(found)
     return counts

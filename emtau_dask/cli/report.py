@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from emtau_dask.cli.config import RunConfig
-from emtau_dask.cli.inputs import Inputs, open_inputs, open_rows
+from emtau_dask.cli.inputs import Inputs, open_inputs, open_rows_or_cube
 from emtau_dask.cli.resuming import portable, resumed_config
 from emtau_dask.cli.yaml import to_yaml
+from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import columns_of_fit
 from emtau_dask.data.source import Source
 from emtau_dask.em.history import FitObserver
@@ -53,7 +54,7 @@ def run_report(
     never by a URL.
 
     ``place`` is a saved model, the folder of a run that holds ``model.zarr``, or a checkpoint; ``data`` are
-    rows to show, as for `open_rows`.
+    rows to show, as for `open_rows_or_cube`.
     """
     if data is not None and recorded:
         raise ConfigError("--data and --recorded-data name two sources of rows; give one of them")
@@ -68,9 +69,9 @@ def run_report(
         if data is not None:
             names = getattr(subject.model, "feature_names_in_", None)
             chosen = columns_of_fit(data, names) if columns is None else columns
-            rows = open_rows(data, array=array, columns=chosen, observer=observer)
+            rows, cube = open_rows_or_cube(data, array=array, columns=chosen, fitted=names, observer=observer)
             drawn = _drawn(subject.model, rows, None, observer)
-            command = subject.command or _command(subject.model, data, array, columns)
+            command = subject.command or _command(subject.model, data, array, columns, cube)
             subject = _with_notes(replace(subject, data=data, drawn=drawn, command=command))
         elif recorded:
             inputs = open_inputs(_recorded(place, config), overwrite=False, observer=observer)
@@ -209,13 +210,16 @@ def _with_notes(subject: Subject) -> Subject:
     return replace(subject, notes=tuple(notes))
 
 
-def _command(model: GaussianMixture, data: str, array: str | None, columns: Sequence[str] | None) -> str:
+def _command(
+    model: GaussianMixture, data: str, array: str | None, columns: Sequence[str] | None, cube: Cube | None
+) -> str:
     """Return the command that fits a mixture of the same shape to the given data."""
     given = {
         "-k": str(len(model.weights_)),
         "--covariance": model.parameters_.covariance_type,
         "--array": array,
         "--columns": ",".join(columns) if columns else None,
+        "--features": ",".join(cube.features) if cube else None,
         "--tol": str(model.tol),
         "--max-iter": str(model.max_iter),
         "--seed": None if model.random_state is None else str(model.random_state),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.data.columns import KeptColumns, RowsInOrder, kept_columns
+from emtau_dask.data.cube_files import CubeWriter
+from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import has_columns
 from emtau_dask.errors import ConfigError, EmtauError
+from emtau_dask.settings import DROP
 from emtau_dask.storage.locations import PARQUET, Place, kind_by_ending, place_text
 from emtau_dask.storage.publishing import (
     ResultKind,
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 ENDINGS = ".zarr, .parquet, .pq, .csv or .tsv"
 COLUMNS = {"labels": "label", "probabilities": "probability", "scores": "score", "outliers": "outlier"}
 """What tables call the results, whose names are those of the arrays in a group."""
+ABSENT = {"labels": -1, "outliers": 0}
+"""What rows have that are dropped; NaN where it is no integer."""
 _RESULT = re.compile(r"label|probability_\d+|score|outlier")
 
 
@@ -123,6 +129,50 @@ class GroupForm:
             yield _GroupRows(writers)
             for writer in writers:
                 writer.flush()
+
+
+@dataclass(frozen=True)
+class CubeForm(GroupForm):
+    """A zarr group as xarray writes them, with the dimensions and coordinates of the rows of a cube.
+
+    ``dropping`` says that rows may have no value.
+    """
+
+    cube: Cube
+    dropping: bool
+
+    @contextmanager
+    def opened(self, path: Path, content: RowContent, overwrite: bool) -> Iterator[RowOutput]:
+        """See `OutputForm`."""
+        results = [
+            (
+                each.name,
+                each.dtype,
+                each.row_shape,
+                ABSENT.get(each.name, math.nan) if self.dropping else None,
+            )
+            for each in content.results
+        ]
+        with new_group(path, overwrite=overwrite) as group:
+            writer = CubeWriter(group, self.cube, results)
+            group.attrs.update(content.attributes)
+            yield writer
+            writer.finish()
+
+
+def form_of_cube(path: Path, cube: Cube, missing: str) -> CubeForm:
+    """Return the form of the results of a cube at a path; raises as `check_cube_name`."""
+    check_cube_name(path)
+    return CubeForm(cube, missing == DROP)
+
+
+def check_cube_name(path: Path) -> None:
+    """Raise `ConfigError` for a name of a table, which cannot hold the results of a cube."""
+    if is_table(path):
+        raise ConfigError(
+            f"{path} is a table, but the rows of a cube lie along dimensions; give a name such as "
+            f"{path.with_suffix('.zarr')}, which xarray opens"
+        )
 
 
 @dataclass(frozen=True)

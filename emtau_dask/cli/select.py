@@ -131,7 +131,7 @@ def run_selection(
             )
     inputs, plan = affordable_inputs(config, overwrite=False)
     with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
-        data = {"X": inputs.rows, "sample_weight": inputs.weights, "columns": None}
+        data = {"X": inputs.data, "sample_weight": inputs.weights, "columns": None}
         found = select(settings, data, checkpoint=checkpoint, observer=observer)
     if outputs is None:
         return SelectionResult(found, None, None)

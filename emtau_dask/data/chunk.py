@@ -29,9 +29,10 @@ from emtau_dask.data.source import (
 )
 from emtau_dask.errors import UnusableRowError
 from emtau_dask.mixture.estep import Accumulated, ScoredBlock
-from emtau_dask.mixture.linalg import Floats, Ints, squared_length
+from emtau_dask.mixture.linalg import Bools, Floats, Ints, squared_length
 from emtau_dask.mixture.missing import Observed
 from emtau_dask.process import hold_for_process, process_id
+from emtau_dask.settings import DROP, MARGINALISE, RAISE
 
 ROWS, WEIGHTS, RESPONSIBILITIES = "X", "sample_weight", "responsibilities_init"
 """What users call the sources of a fit."""
@@ -41,6 +42,8 @@ T = TypeVar("T")
 LARGEST = np.float64(1e150)
 """Largest magnitude of a value: its square, summed over rows and features, stays within float64. It is not a
 plain float, which NumPy would convert to float32 (infinity) to compare it with float32 values."""
+SEARCHED_VALUES = 2**15
+"""Values that are searched for NaN at a time: they stay in a cache."""
 ROW_BYTES = 16
 """Bytes of a loaded row's position and row state."""
 DOUBLE = np.dtype(np.float64)
@@ -73,6 +76,22 @@ def chunk_digest(source: str, chunk: int, loaded: Loaded) -> ChunkDigest:
     return ChunkDigest(source, chunk, digest, loaded.made_on, loaded.unstored)
 
 
+def complete_rows(rows: NDArray[Any]) -> Bools | None:
+    """Return which of the rows (n, d) have no NaN; None if all have none."""
+    if rows.dtype.kind != "f":
+        return None
+    complete: Bools | None = None
+    size = max(1, SEARCHED_VALUES // rows.shape[1])
+    for begin in range(0, len(rows), size):
+        block = rows[begin : begin + size]
+        if np.isnan(block.min()):
+            complete = np.ones(len(rows), np.bool_) if complete is None else complete
+            # NumPy is ten times slower along short axes.
+            by_feature = np.ascontiguousarray(np.isnan(block).T)
+            complete[begin : begin + len(block)] = ~by_feature.any(axis=0)
+    return complete
+
+
 class Positions:
     """Makes read-only arrays 0, 1, …, and gives the last one again to the next chunk of the same length."""
 
@@ -96,7 +115,9 @@ class Positions:
 
 @dataclass(frozen=True, eq=False)
 class LoadedChunk:
-    """A chunk in memory, as stored, with the rows of positive weight picked out.
+    """A chunk in memory, as stored, with the rows that take part picked out.
+
+    These have a positive weight, and no NaN where such rows are dropped.
 
     Attributes
     ----------
@@ -105,7 +126,7 @@ class LoadedChunk:
     weights : ndarray of shape (n,) or None
         None where every row weighs 1.
     present : ndarray of intp or None
-        Positions of the rows of positive weight; None for all rows.
+        Positions of the rows that take part; None for all rows.
     start : int or None
         Global number of the first row; None where chunk sizes are unknown.
     bytes_read : int
@@ -147,7 +168,7 @@ class LoadedChunk:
         return (own, *self.weights_digests)
 
     def positions(self) -> Ints:
-        """Return the positions of the rows of positive weight; not to be written."""
+        """Return the positions of the rows that take part; not to be written."""
         return np.arange(len(self.rows)) if self.present is None else self.present
 
     def blocks(
@@ -271,8 +292,7 @@ class ChunkLoader:
         The fitting process.
     with_digests : bool
         Whether digests of chunks that are read whole are computed.
-    missing : bool
-        Whether NaN stands for a missing value.
+    missing : {"raise", "drop", "marginalise"}
     """
 
     rows: ChunkReader
@@ -282,7 +302,7 @@ class ChunkLoader:
     positions: Positions = field(default_factory=Positions)
     made_in: str = field(default_factory=process_id)
     with_digests: bool = False
-    missing: bool = False
+    missing: str = RAISE
 
     def load(
         self,
@@ -295,18 +315,18 @@ class ChunkLoader:
         chunk = chunk_range.chunk
         found = self.rows.load(chunk_range, row_blocks)
         rows, bytes_read = found.values, found.bytes_read
-        weights, present = None, None
+        weights = None
+        taking_part = complete_rows(rows) if self.missing == DROP else None
         weights_digests: tuple[ChunkDigest, ...] = ()
         if self.weights is not None:
             stored = self.weights.load(chunk_range, weight_blocks)
             weights = stored.values.astype(np.float64)
             bytes_read += stored.bytes_read
             if not (weights > 0).all():
-                present = np.flatnonzero(weights > 0)
+                taking_part = weights > 0 if taking_part is None else taking_part & (weights > 0)
             if self.with_digests:
                 weights_digests = (chunk_digest(WEIGHTS, chunk, stored),)
-        if present is None:
-            present = self.positions.of(len(rows))
+        present = self.positions.of(len(rows)) if taking_part is None else np.flatnonzero(taking_part)
         return LoadedChunk(
             rows,
             weights,
@@ -319,7 +339,7 @@ class ChunkLoader:
             made_on=found.made_on,
             unstored=found.unstored,
             weights_digests=weights_digests,
-            missing=self.missing,
+            missing=self.missing == MARGINALISE,
         )
 
     def load_active(
@@ -374,7 +394,7 @@ class ChunkLoader:
     def _from_cache(
         self, chunk_range: ChunkRange, cached: CachedRows, bytes_read: int, present: Ints | None = None
     ) -> LoadedChunk:
-        """Return cached rows of a chunk; ``present`` are those of positive weight, None where all are."""
+        """Return cached rows of a chunk; ``present`` are those that take part, None where all do."""
         self._hold()
         subset = cached.positions.astype(np.intp)
         return LoadedChunk(
@@ -386,7 +406,7 @@ class ChunkLoader:
             chunk_range.chunk,
             subset=subset,
             source_bytes=cached.source_bytes,
-            missing=self.missing,
+            missing=self.missing == MARGINALISE,
         )
 
     def drop_samples(self, chunk: int, names: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ from emtau_dask.execution.threads import lasting_threads
 from emtau_dask.interrupts import interruptible
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.process import threads_side_by_side
-from emtau_dask.settings import marginalises
+from emtau_dask.settings import MARGINALISE, missing_values
 
 MAX_START_ITERATIONS, MAX_ANNEALED_START_ITERATIONS = 16, 10
 """Maximum iterations of a start on the first sample, without annealing and after it."""
@@ -161,7 +161,7 @@ class _Fit:
 
 def _problem(settings: EmSettings, sources: FitSources, executor: Executor, context: Context) -> Problem:
     requested = settings.requested
-    problem = make_problem(
+    return make_problem(
         sources.rows,
         sources.weights,
         requested.n_components,
@@ -169,12 +169,12 @@ def _problem(settings: EmSettings, sources: FitSources, executor: Executor, cont
         executor,
         context,
         compiled=settings.compiled,
+        missing=missing_values(requested.missing),
     )
-    return replace(problem, missing=marginalises(requested.missing))
 
 
 def _without_small_samples(settings: EmSettings, problem: Problem) -> EmSettings:
-    """Return the settings without samples that are too small because many rows have weight 0."""
+    """Return the settings without samples that are too small because many rows take no part."""
     acceleration = settings.acceleration
     if acceleration is None or not settings.shares:
         return settings
@@ -221,7 +221,7 @@ def _starting_parameters(
     complete = settings.given.complete(problem.structure.name)
     if complete is not None:
         return complete
-    if problem.missing:
+    if problem.missing == MARGINALISE:
         problem, after = complete_problem(problem, settings.seeds[state.run]), forget
     elif acceleration is not None and acceleration.samples.shares:
         problem, after = starting_problem(problem, acceleration.samples), forget

@@ -26,6 +26,7 @@ from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import DOUBLE
 from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.settings import MARGINALISE
 
 GRADIENT_SPREAD = 0.1
 """Each component's gradient is scaled by a factor within 0.1 of 1. Without that, two equal components have
@@ -205,7 +206,7 @@ def gap_measured(
         bytes_read += again.sums.bytes_read
         return None if again.scored is None else _mean(space, again.scored, weight)
 
-    dtype = DOUBLE if problem.missing else problem.rows.dtype
+    dtype = DOUBLE if problem.missing == MARGINALISE else problem.rows.dtype
     width = float(np.cbrt(np.finfo(np.result_type(dtype, np.float32)).eps))
     products = jacobian_of(space, point, maximiser, _mean(space, here, weight), response, width)
     least, most = MIN_FULL_PRODUCTS, MAX_FULL_PRODUCTS

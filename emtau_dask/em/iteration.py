@@ -14,12 +14,13 @@ from emtau_dask.em.state import RunState
 from emtau_dask.em.sums import FrozenStatistics, PassSums, frozen_statistics, merge_passes
 from emtau_dask.em.task import EStepItem, EStepTask, NestedSample, RowTracking
 from emtau_dask.errors import CheckpointCorruptError, SingularComponentError
-from emtau_dask.kernels.dispatch import Kernels
+from emtau_dask.kernels.dispatch import Kernels, RowKernels
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.missing import PatternKernels
 from emtau_dask.mixture.parameters import MixtureParameters, m_step, tempered
 from emtau_dask.mixture.plan import KernelPlan, plan_kernel, plan_tiles
 from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.settings import MARGINALISE
 from emtau_dask.storage.row_state import RowStateRef, RowStateWriter
 
 
@@ -260,7 +261,10 @@ def _e_step(
             )
     ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
     iteration = state.iteration + 1
-    kernels = PatternKernels(plan) if problem.missing else Kernels(plan, compiled=problem.compiled)
+    if problem.missing == MARGINALISE:
+        kernels: RowKernels = PatternKernels(plan)
+    else:
+        kernels = Kernels(plan, compiled=problem.compiled)
     sums = problem.map_reduce(
         EStepTask(problem.loader, kernels, iteration, tracking, this_pass.sample),
         partial(merge_passes, problem.structure),

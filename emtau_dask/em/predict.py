@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import entr
 
-from emtau_dask.data.chunk import ChunkLoader, LoadedChunk, loaded_bytes
+from emtau_dask.data.chunk import ChunkLoader, LoadedChunk, complete_rows, loaded_bytes
 from emtau_dask.data.dask_arrays import check_dense
 from emtau_dask.data.source import ChunkRange, Source, chunk_ranges, is_stored
 from emtau_dask.em.compiling import check_compiler, worth_compiling_once
@@ -24,6 +24,7 @@ from emtau_dask.execution.executor import AheadBudget, Executor, MapReduce, Pass
 from emtau_dask.kernels.dispatch import RowKernels, Scorer, scoring_kernels
 from emtau_dask.mixture.missing import Conditioning, Observed
 from emtau_dask.mixture.parameters import MixtureParameters
+from emtau_dask.settings import DROP, MARGINALISE, RAISE
 
 RESULT_BYTES, MAX_RESULT_BYTES = 2**26, 2**30
 """Default and maximum size (bytes) of the results of one pass of `score_rows`. A pass has more than the
@@ -44,6 +45,8 @@ class Scoring:
         The shape of one row's values.
     of_responsibilities : bool
         Whether ``pick`` needs them.
+    absent : float
+        The value of rows that are dropped.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Scoring:
     dtype: np.dtype[Any]
     row_shape: Callable[[int], tuple[int, ...]]
     of_responsibilities: bool = True
+    absent: float = math.nan
 
     @property
     def __name__(self) -> str:
@@ -62,23 +66,28 @@ class Scoring:
         rows: NDArray[Any],
         kernels: RowKernels,
         names: Sequence[str] | None = None,
-        missing: bool = False,
+        missing: str = RAISE,
         place: tuple[int, int | None] = (0, 0),
     ) -> NDArray[Any]:
-        """Return the values for ``rows`` (n, d), see `score_chunk`; ``missing`` says whether NaN is missing.
+        """Return the values for ``rows`` (n, d), see `score_chunk`; ``missing`` says what NaN means.
 
         For messages: the ``names`` of the features, and the ``place`` of the rows, which is their chunk and
         the global number of the first row, None if it is not known.
         """
         chunk, start = place
         check_dense(rows, chunk)
-        loaded = LoadedChunk(rows, None, None, start, rows.nbytes, chunk, missing=missing)
+        complete = complete_rows(rows) if missing == DROP else None
+        present = None if complete is None else np.flatnonzero(complete)
+        marginalises = missing == MARGINALISE
+        loaded = LoadedChunk(rows, None, present, start, rows.nbytes, chunk, missing=marginalises)
         with features_named(names):
-            return score_chunk(loaded, kernels, [self])[0]
+            return score_every_row(loaded, kernels, [self])[0]
 
 
 def score_chunk(loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Scoring]) -> list[NDArray[Any]]:
     """Return an array (n,) or (n, K) for each of ``scorings``, from one pass; see `scoring_kernels`.
+
+    The n rows are those of the chunk that take part.
 
     Raises
     ------
@@ -105,13 +114,30 @@ def score_chunk(loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Sco
     return results
 
 
+def score_every_row(
+    loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Scoring]
+) -> list[NDArray[Any]]:
+    """Return what `score_chunk` does, with `Scoring.absent` for rows of the chunk that take no part."""
+    results, positions, n_rows = score_chunk(loaded, kernels, scorings), loaded.positions(), len(loaded.rows)
+    if len(positions) == n_rows:
+        return results
+    spread = []
+    for scoring, result in zip(scorings, results, strict=True):
+        values = np.full((n_rows, *result.shape[1:]), scoring.absent, scoring.dtype)
+        values[positions] = result
+        spread.append(values)
+    return spread
+
+
 def kernels_to_score(
-    client: Any, parameters: MixtureParameters, n_rows: float, *, missing: bool = False
+    client: Any, parameters: MixtureParameters, n_rows: float, *, missing: str = RAISE
 ) -> RowKernels:
     """Return the kernels to score ``n_rows`` rows once, NaN if unknown; see `worth_compiling_once`."""
     kind, n_components = parameters.covariance_type, parameters.n_components
-    compiled = not missing and worth_compiling_once(client, n_rows, parameters.n_features, kind, n_components)
-    return scoring_kernels(parameters, compiled=compiled, missing=missing)
+    if missing == MARGINALISE:
+        return scoring_kernels(parameters, compiled=False, missing=True)
+    compiled = worth_compiling_once(client, n_rows, parameters.n_features, kind, n_components)
+    return scoring_kernels(parameters, compiled=compiled, missing=False)
 
 
 ChunkResults = list[NDArray[Any]] | UnusableRowError
@@ -129,7 +155,7 @@ class _ScoringTask(ReadingTask[LoadedChunk, list[ChunkResults]]):
 
     def compute(self, item: ChunkRange, found: LoadedChunk) -> list[ChunkResults]:
         try:
-            return [score_chunk(found, self.kernels, self.scorings)]
+            return [score_every_row(found, self.kernels, self.scorings)]
         except UnusableRowError as error:
             return [error]
 
@@ -158,10 +184,10 @@ def score_rows(
     executor: Executor,
     observer: FitObserver | None = None,
     *,
-    missing: bool = False,
+    missing: str = RAISE,
     read_ahead: int = 0,
 ) -> Iterator[list[list[NDArray[Any]]]]:
-    """Yield the results of `score_chunk` for all chunks in order, those of a pass together.
+    """Yield the results of `score_every_row` for all chunks in order, those of a pass together.
 
     A pass scores chunks in parallel: as many as have results of `RESULT_BYTES`, or one for each worker if
     these have at most `MAX_RESULT_BYTES`. Each row is read once.
@@ -175,8 +201,7 @@ def score_rows(
     scorings : sequence of Scoring
     executor : Executor
     observer : FitObserver, optional
-    missing : bool, default=False
-        Whether NaN stands for a missing value.
+    missing : {"raise", "drop", "marginalise"}
     read_ahead : int, default=0
         Bytes.
 
@@ -286,9 +311,12 @@ class _Inliers:
 
 
 def inliers(threshold: float) -> Scoring:
-    """Return the scoring of rows as outliers: -1 if their log-likelihood is below a threshold, else 1."""
+    """Return the scoring of rows as outliers: -1 if their log-likelihood is below a threshold, else 1.
+
+    Dropped rows get 0.
+    """
     pick = _Inliers(threshold)
-    return Scoring("inliers", pick, np.dtype(np.int8), _one_value, of_responsibilities=False)
+    return Scoring("inliers", pick, np.dtype(np.int8), _one_value, of_responsibilities=False, absent=0)
 
 
 def conditional_means(conditioning: Conditioning) -> Scoring:
@@ -306,7 +334,7 @@ def _row_of(n_features: int, n_components: int) -> tuple[int, ...]:
     return (n_features,)
 
 
-LABELS = Scoring("labels", _labels, np.dtype(np.intp), _one_value, of_responsibilities=False)
+LABELS = Scoring("labels", _labels, np.dtype(np.intp), _one_value, of_responsibilities=False, absent=-1)
 RESPONSIBILITIES = Scoring("responsibilities", _responsibilities, np.dtype(np.float64), _one_each)
 ENTROPIES = Scoring("entropies", _entropies, np.dtype(np.float64), _one_value)
 LOG_LIKELIHOODS = Scoring(

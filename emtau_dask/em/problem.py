@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,10 +34,11 @@ from emtau_dask.data.source import (
 )
 from emtau_dask.em.history import FitObserver, SilentObserver
 from emtau_dask.em.verification import ChunkTask, DataVerifier, DigestingTask
-from emtau_dask.errors import InvalidDataError, UnusableRowError
+from emtau_dask.errors import AbsentFeatureError, InvalidDataError, UnusableRowError
 from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, ChunkInput, Executor, MapReduce
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.linalg import Floats, Ints
+from emtau_dask.settings import DROP, RAISE
 
 T = TypeVar("T")
 SCAN_ROWS = 2**12
@@ -74,7 +75,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Problem:
-    """The data and the shape of the mixture. Rows of weight 0 do not count.
+    """The data and the shape of the mixture; counts are of rows that take part.
 
     Attributes
     ----------
@@ -85,7 +86,7 @@ class Problem:
     n_components : int
     structure : CovarianceStructure
     n_rows : int
-        Number of rows of positive weight.
+        Number of rows that take part: of positive weight, and without NaN if ``missing`` is ``"drop"``.
     total_weight : float
         ``Σ s_n``.
     executor : Executor
@@ -93,8 +94,7 @@ class Problem:
     context : Context
     compiled : bool
         Whether the compiled loops are used where they can be.
-    missing : bool
-        Whether NaN stands for a missing value.
+    missing : {"raise", "drop", "marginalise"}
     """
 
     rows: Source
@@ -106,7 +106,7 @@ class Problem:
     executor: Executor
     context: Context
     compiled: bool = False
-    missing: bool = False
+    missing: str = RAISE
 
     @property
     def n_features(self) -> int:
@@ -260,13 +260,16 @@ def make_problem(
     context: Context,
     *,
     compiled: bool,
+    missing: str = RAISE,
 ) -> Problem:
-    """Return the problem after checking it; reads the weights, if there are any, and no rows.
+    """Return the problem after checking it; reads the weights, if there are any.
+
+    If rows with NaN are dropped, one pass over the rows counts the others.
 
     Raises
     ------
     InvalidDataError
-        No rows, fewer rows of positive weight than components, or weights that
+        No rows, fewer rows that take part than components, or weights that
         are negative, not finite, all zero, or not one for each row.
     """
     check_counts(rows, weights, n_components)
@@ -294,9 +297,61 @@ def make_problem(
             raise InvalidDataError(
                 "every sample_weight is zero; at least one row must have a positive weight."
             )
-    if n_rows < n_components:
-        raise _too_few_rows(n_components, n_rows, " of positive weight")
-    return Problem(rows, weights, n_components, structure, n_rows, total_weight, executor, context, compiled)
+    problem = Problem(
+        rows, weights, n_components, structure, n_rows, total_weight, executor, context, compiled, missing
+    )
+    if missing == DROP:
+        problem = _without_incomplete(problem)
+    if problem.n_rows < n_components:
+        counted = " of positive weight" if missing != DROP else " without missing values"
+        raise _too_few_rows(n_components, problem.n_rows, counted)
+    return problem
+
+
+class _RowTotals(NamedTuple):
+    """Of the rows that take part: their number and weight; of all: how many lack each feature, (d,)."""
+
+    present: int
+    weight: float
+    lacking: Ints
+
+
+def _merge_rows(a: _RowTotals, b: _RowTotals) -> _RowTotals:
+    return _RowTotals(a.present + b.present, a.weight + b.weight, a.lacking + b.lacking)
+
+
+@dataclass(frozen=True)
+class _CountTask(ChunkTask[_RowTotals]):
+    loader: ChunkLoader
+
+    def compute(self, item: ChunkRange, found: LoadedChunk) -> _RowTotals:
+        positions = found.positions()
+        weights = found.weights_at(positions)
+        weight = float(len(positions)) if weights is None else math.fsum(weights)
+        lacking = np.zeros(found.rows.shape[1], np.intp)
+        if len(positions) < item.n_rows:
+            for begin in range(0, item.n_rows, SCAN_ROWS):
+                lacking += np.isnan(found.rows[begin : begin + SCAN_ROWS]).sum(axis=0)
+        return _RowTotals(len(positions), weight, lacking)
+
+
+def _without_incomplete(problem: Problem) -> Problem:
+    """Return the problem with the counts of the rows that have no NaN; raises where there is none."""
+    totals = problem.map_reduce(
+        _CountTask(problem.loader),
+        partial(reduce, _merge_rows),
+        name="count",
+        stage="counting complete rows",
+    )
+    assert totals is not None
+    if not totals.present:
+        rarest = int(totals.lacking.argmax())
+        share = totals.lacking[rarest] / problem.rows.shape[0]
+        raise AbsentFeatureError(
+            f"no row is complete, so that missing='drop' leaves none; feature {rarest} is missing in "
+            f"{share:.1%} of the rows. Leave such features out, or set missing='marginalise'."
+        )
+    return replace(problem, n_rows=totals.present, total_weight=totals.weight)
 
 
 def _too_few_rows(n_components: int, n_rows: int, counted: str) -> InvalidDataError:

@@ -14,9 +14,10 @@ from emtau_dask.data.chunk import ChunkDigest, ChunkLoader, LoadedChunk
 from emtau_dask.data.row_random import PRIORITY, Samples, row_uniforms
 from emtau_dask.data.source import ChunkRange, Source
 from emtau_dask.em.problem import SCAN_ROWS, Problem, WeightsTask
-from emtau_dask.em.verification import DigestingTask
+from emtau_dask.em.verification import ChunkTask, DigestingTask
 from emtau_dask.execution.executor import MapReduce, Task
 from emtau_dask.mixture.linalg import Floats, Ints
+from emtau_dask.settings import DROP
 
 SAMPLE_ELEMENTS = 2**21
 """Default number of values of a sample."""
@@ -36,7 +37,7 @@ def sample_size(n_components: int, n_features: int) -> int:
 class RowSample:
     """Rows (m, d) drawn without replacement, with their weights and numbers (m,).
 
-    Each row of positive weight is equally likely.
+    Each row that takes part is equally likely.
     """
 
     rows: Floats
@@ -57,10 +58,9 @@ def _merge_draws(size: int, a: _Draw, b: _Draw) -> _Draw:
     return _Draw(priorities[order], numbers[order])
 
 
-def _drawn(seed: int, size: int, chunk_range: ChunkRange, weights: NDArray[Any] | None = None) -> _Draw:
-    """Return the draw among the rows of positive weight of a chunk."""
+def _drawn(seed: int, size: int, chunk_range: ChunkRange, present: NDArray[Any] | None = None) -> _Draw:
+    """Return the draw among the rows of a chunk, those that are ``present`` (n,), by default all."""
     start, stop = chunk_range.start, chunk_range.stop
-    present = None if weights is None else weights > 0
     drawn = _Draw(np.empty(0), np.empty(0, dtype=np.intp))
     for first in range(start, stop, DRAWN_ROWS):
         last = min(first + DRAWN_ROWS, stop)
@@ -71,6 +71,24 @@ def _drawn(seed: int, size: int, chunk_range: ChunkRange, weights: NDArray[Any] 
             priorities, numbers = priorities[here], numbers[here]
         drawn = _merge_draws(size, drawn, _Draw(priorities, numbers))
     return drawn
+
+
+def _drawn_by_weight(seed: int, size: int, chunk_range: ChunkRange, weights: NDArray[Any]) -> _Draw:
+    return _drawn(seed, size, chunk_range, weights > 0)
+
+
+@dataclass(frozen=True)
+class _DrawTask(ChunkTask[_Draw]):
+    """Draws among the rows of a chunk that take part."""
+
+    loader: ChunkLoader
+    seed: int
+    size: int
+
+    def compute(self, item: ChunkRange, found: LoadedChunk) -> _Draw:
+        present = np.zeros(item.n_rows, np.bool_)
+        present[found.positions()] = True
+        return _drawn(self.seed, self.size, item, present)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +133,17 @@ def _by_chunk(problem: Problem, numbers: Ints) -> dict[int, _Chosen]:
 
 
 def _draw(problem: Problem, seed: int, size: int) -> _Draw:
-    """Return the draw among all rows; reads the weights, if there are any."""
+    """Return which rows are chosen; reads the weights, where there are any, or rows that may be dropped."""
+    if problem.missing == DROP:
+        dropping = problem.map_reduce(
+            _DrawTask(problem.loader, seed, size),
+            partial(reduce, partial(_merge_draws, size)),
+            name="draw",
+            stage="sample",
+        )
+        assert dropping is not None
+        return dropping
     weights, executor, observer = problem.weights, problem.executor, problem.context.observer
-    draw = partial(_drawn, seed, size)
 
     def work(task: Task[_Draw], sources: Sequence[Source]) -> MapReduce[_Draw]:
         merge = partial(reduce, partial(_merge_draws, size))
@@ -125,8 +151,9 @@ def _draw(problem: Problem, seed: int, size: int) -> _Draw:
         return MapReduce(task, merge, sources, ranges, name="draw", stage="sample", costs=problem.costs)
 
     if weights is None:
-        found = executor.map_reduce(work(draw, []), observer)
+        found = executor.map_reduce(work(partial(_drawn, seed, size), []), observer)
     else:
+        draw = partial(_drawn_by_weight, seed, size)
         drawing = work(WeightsTask(weights.reader(), draw), [weights])
         found = problem.context.verifier.run(executor, drawing, observer, problem.chunk_ranges)
     assert found is not None

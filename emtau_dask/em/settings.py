@@ -168,7 +168,7 @@ def check_missing(requested: Settings, *, responsibilities: bool) -> None:
         raise ConfigError(
             f"missing='marginalise' needs algorithm='em' without acceleration and responsibilities_init, but "
             f"{found} is asked for. Set algorithm='em', or fit complete rows and set missing='marginalise' "
-            "afterwards, for predictions."
+            "afterwards, for predictions, or missing='drop', which leaves incomplete rows out."
         )
 
 

@@ -14,12 +14,13 @@ from emtau_dask.constraints import integer, number
 from emtau_dask.em.history import FitHistory
 from emtau_dask.em.predict import RESPONSIBILITIES, conditional_means, imputation
 from emtau_dask.errors import InvalidDataError, UnusableRowError, short
+from emtau_dask.estimator.inputs import Chosen
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Ints
 from emtau_dask.mixture.missing import Conditioning
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.settings import OF_ONE_FIT
+from emtau_dask.settings import MARGINALISE, OF_ONE_FIT, RAISE
 
 
 class ConditionedMixture(FittedMixture):
@@ -136,7 +137,10 @@ class ConditionedMixture(FittedMixture):
                 )
         conditioning = self._conditioning(features)
         marginal = self._of_features(conditioning.marginal, conditioning.given)
-        return marginal._lazy_or_not(X, conditional_means(conditioning), columns, missing=False)
+        called = "conditional_mean", "feature"
+        return marginal._lazy_or_not(
+            X, conditional_means(conditioning), Chosen(columns), called, missing=RAISE
+        )
 
     def impute(self, X: Any, *, columns: Any = None) -> Any:
         """Return rows with expected values in the place of missing ones, which are NaN.
@@ -156,7 +160,10 @@ class ConditionedMixture(FittedMixture):
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples, n_features), float64
         """
         check_is_fitted(self)
-        return self._lazy_or_not(X, imputation(self.n_features_in_), columns, missing=True)
+        called = "imputed", "feature"
+        return self._lazy_or_not(
+            X, imputation(self.n_features_in_), Chosen(columns), called, missing=MARGINALISE
+        )
 
     def _conditioning(self, features: Any) -> Conditioning:
         given = self._numbers_of(features)

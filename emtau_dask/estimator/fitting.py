@@ -47,7 +47,7 @@ from emtau_dask.errors import (
     warn_user,
 )
 from emtau_dask.estimator.doubtful import DoubtfulColumns
-from emtau_dask.estimator.inputs import Seeds, opened_path, opened_sources, settings_of
+from emtau_dask.estimator.inputs import BY_DEFAULT, Chosen, Seeds, opened_data, opened_sources, settings_of
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.executor import Executor, PassObserver
@@ -193,11 +193,11 @@ def fit_session(
     sample_weight: Any,
     responsibilities_init: Any,
     *,
-    columns: Any,
+    chosen: Chosen,
     names: Sequence[str] | None = None,
     observer: FitObserver | None,
 ) -> Iterator[tuple[Executor, FitObserver, FitSources]]:
-    """Give the executor and the observer of a fit, and what it reads; see `opened_path` and `opened_sources`.
+    """Give the executor and the observer of a fit, and what it reads; see `opened_data` and `opened_sources`.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def fit_session(
     if not executor.in_process:
         check_picklable("the policy", policy)
     with interruptible(), closed_after(observer or observer_for(estimator.verbose)) as watched:
-        data = opened_path(X, columns, names, watched)
+        data = opened_data(X, chosen, names, watched)
         beside = sample_weight, responsibilities_init
         with opened_sources(executor.client, estimator, data, *beside) as sources:
             yield executor, watched, sources
@@ -222,7 +222,7 @@ def fit_estimator(
     sample_weight: Any,
     responsibilities_init: Any,
     *,
-    columns: Any = None,
+    chosen: Chosen = BY_DEFAULT,
     run_config: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     observer: FitObserver | None = None,
@@ -231,8 +231,8 @@ def fit_estimator(
 
     Parameters
     ----------
-    columns : sequence of str, optional
-        See `opened_path`.
+    chosen : Chosen
+        See `opened_data`.
     run_config : mapping, optional
         The config of the command line, to be stored in the checkpoint.
     overwrite : bool
@@ -252,7 +252,13 @@ def fit_estimator(
     with (
         as_it_was_unless_done(estimator),
         fit_session(
-            estimator, policy, X, sample_weight, responsibilities_init, columns=columns, observer=observer
+            estimator,
+            policy,
+            X,
+            sample_weight,
+            responsibilities_init,
+            chosen=chosen,
+            observer=observer,
         ) as (executor, observer, sources),
     ):
         settings = fit_settings(estimator, requested, sources, executor)

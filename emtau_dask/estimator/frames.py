@@ -11,8 +11,10 @@ import sklearn
 from emtau_dask.errors import ConfigError, InvalidDataError, short
 
 OUTPUTS = ("default", "pandas", "polars")
-LABEL, COMPONENT, LOG_LIKELIHOOD = "label", "component", "log_likelihood"
-"""Names of the labels, of the columns of responsibilities, and of the scores."""
+LABEL, PROBABILITY, LOG_LIKELIHOOD = "label", "probability", "log_likelihood"
+"""Names of labels, responsibilities and scores."""
+COMPONENT = "component"
+"""Name of the columns, or of the dimension, of responsibilities."""
 
 
 def with_columns(data: Any, columns: Sequence[str]) -> Any:
@@ -64,7 +66,7 @@ def as_frame(estimator: Any, X: Any, values: Any, name: str) -> Any:
     values : ndarray or dask array of shape (n,) or (n, K)
         Its predictions.
     name : str
-        Of the Series, or of the index of the columns.
+        `LABEL`, `PROBABILITY` or `LOG_LIKELIHOOD`: that of a Series.
 
     Returns
     -------
@@ -86,7 +88,7 @@ def _in_pandas(X: Any, values: Any, name: str) -> Any:
 
     if values.ndim == 1:
         return pd.Series(values, index=X.index, name=name)
-    return pd.DataFrame(values, index=X.index, columns=pd.RangeIndex(values.shape[1], name=name))
+    return pd.DataFrame(values, index=X.index, columns=pd.RangeIndex(values.shape[1], name=COMPONENT))
 
 
 def _in_polars(X: Any, values: Any, name: str) -> Any:
@@ -94,12 +96,12 @@ def _in_polars(X: Any, values: Any, name: str) -> Any:
 
     if values.ndim == 1:
         return pl.Series(name, values)
-    return pl.DataFrame(values, schema=[f"{name}_{k}" for k in range(values.shape[1])])
+    return pl.DataFrame(values, schema=[f"{COMPONENT}_{k}" for k in range(values.shape[1])])
 
 
 def _in_dask(X: Any, values: Any, name: str) -> Any:
     import dask.dataframe as dd
     import pandas as pd
 
-    columns = name if values.ndim == 1 else pd.RangeIndex(values.shape[1], name=name)
+    columns = name if values.ndim == 1 else pd.RangeIndex(values.shape[1], name=COMPONENT)
     return dd.from_dask_array(values, columns=columns, index=X.index)

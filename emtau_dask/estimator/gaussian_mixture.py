@@ -10,6 +10,7 @@ from emtau_dask.em.settings import DEFAULT_TOL
 from emtau_dask.errors import warn_user
 from emtau_dask.estimator.conditioning import ConditionedMixture
 from emtau_dask.estimator.fitting import fit_estimator, not_converged
+from emtau_dask.estimator.inputs import Chosen
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.policies.registry import ALGORITHMS, as_policy
 
@@ -72,9 +73,11 @@ class GaussianMixture(ConditionedMixture):
     acceleration : {"auto", "quasi-newton"} or None, default="auto"
         Whether quasi-Newton steps replace EM's own between passes over all rows (and on samples). One that
         lowers the log-likelihood is refused. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
-    missing : {"raise", "marginalise"}, default="raise"
-        What NaN means: an error, or a missing value, over which predictions and scores integrate. A fit can
-        do so too, with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
+    missing : {"raise", "drop", "marginalise"}, default="raise"
+        What NaN means: an error; a row that takes no part; or a missing value, over which predictions and
+        scores integrate (also spelt ``"marginalize"``). With ``"drop"`` rows with NaN count as absent: they
+        have the label -1, and NaN as responsibilities and log-likelihoods. A fit integrates over missing
+        values with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
 
     Attributes
     ----------
@@ -195,6 +198,7 @@ class GaussianMixture(ConditionedMixture):
         sample_weight: Any = None,
         responsibilities_init: Any = None,
         columns: Any = None,
+        features: Any = None,
     ) -> Self:
         """Fit the mixture.
 
@@ -203,20 +207,24 @@ class GaussianMixture(ConditionedMixture):
 
         Parameters
         ----------
-        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), str, DataArray or Dataset
             A str is the path or URL of stored rows: zarr, parquet, CSV or ``.npy``; or a pattern, such as
             ``part-*.npy``, whose matches are read in dask's natural order (``part-9`` before
-            ``part-10``). A list of paths is read in its order. An xarray DataArray in chunks is taken as its
-            dask array.
+            ``part-10``). A list of paths is read in its order. For xarray data see ``features``; without it
+            a DataArray of two dimensions is rows × features.
         y : ignored
         sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
-            At least 0; a row of weight 0 counts as absent.
+            At least 0; a row of weight 0 counts as absent. With ``features`` a DataArray over dimensions of
+            the rows.
         responsibilities_init : dask array, zarr array or array-like, optional
             Shape (n_samples, n_components), rows summing to 1 within 1e-6. They replace every
             other start.
         columns : sequence of str, optional
             The columns of parquet or CSV that are the features, in this order. By default all, but those
             that hold the index of a DataFrame; these are named in a warning.
+        features : str or sequence of str, optional
+            Of a DataArray the dimension of the features, of a Dataset the variables that they are. All other
+            dimensions are the rows, chunk by chunk; so a start depends on the chunks.
 
         Returns
         -------
@@ -248,7 +256,7 @@ class GaussianMixture(ConditionedMixture):
         UserWarning
             The index of a DataFrame, stored in a file, is left out.
         """
-        fit_estimator(self, X, sample_weight, responsibilities_init, columns=columns)
+        fit_estimator(self, X, sample_weight, responsibilities_init, chosen=Chosen(columns, features))
         self._warn_unless_converged()
         return self
 
@@ -272,6 +280,7 @@ class GaussianMixture(ConditionedMixture):
         sample_weight: Any = None,
         responsibilities_init: Any = None,
         columns: Any = None,
+        features: Any = None,
         algorithm: Any = None,
         max_iter: int | None = None,
         checkpoint_every: int | None = None,
@@ -295,6 +304,8 @@ class GaussianMixture(ConditionedMixture):
             Needed only where the run was begun with them and has no statistics yet; ignored otherwise.
         columns : sequence of str, optional
             Columns of parquet or CSV; by default those of the run.
+        features : str or sequence of str, optional
+            Of xarray data; by default what has the names of the run's features.
         algorithm : policy, optional
             Only for a user's own policy, which must match by name and parameters.
         max_iter, checkpoint_every : int, optional
@@ -333,11 +344,14 @@ class GaussianMixture(ConditionedMixture):
             X,
             sample_weight=sample_weight,
             responsibilities_init=responsibilities_init,
-            columns=columns,
+            chosen=Chosen(columns, features),
         )
         mixture._warn_unless_converged()
         return mixture
 
-    def fit_predict(self, X: Any, y: Any = None, *, columns: Any = None, **fit_params: Any) -> Any:
+    def fit_predict(
+        self, X: Any, y: Any = None, *, columns: Any = None, features: Any = None, **fit_params: Any
+    ) -> Any:
         """Fit, and return the labels of X; the same as ``fit(X).predict(X)``."""
-        return self.fit(X, y, columns=columns, **fit_params).predict(X, columns=columns)
+        fitted = self.fit(X, y, columns=columns, features=features, **fit_params)
+        return fitted.predict(X, columns=columns, features=features)

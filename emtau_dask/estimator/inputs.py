@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -13,6 +13,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, validate_data
 
 from emtau_dask.data.csv import ReadObserver
+from emtau_dask.data.cubes import Cube, cube_of, is_labelled
+from emtau_dask.data.dask_arrays import GraphSource
 from emtau_dask.data.opening import as_source, columns_of_fit, is_lazy, open_source, unlabelled
 from emtau_dask.data.source import RangeSource, Source, check_dtype, check_shape
 from emtau_dask.data.zarr_arrays import group_source
@@ -27,16 +29,28 @@ from emtau_dask.settings import Settings
 from emtau_dask.storage.locations import paths_at
 
 
-def opened_path(
-    data: Any, columns: Any, fitted: Sequence[str] | None, observer: ReadObserver | None = None
+class Chosen(NamedTuple):
+    """What users say of the features: ``columns`` of tables, ``features`` of xarray data."""
+
+    columns: Any = None
+    features: Any = None
+
+
+BY_DEFAULT = Chosen()
+
+
+def opened_data(
+    data: Any, chosen: Chosen, fitted: Sequence[str] | None, observer: ReadObserver | None = None
 ) -> Any:
-    """Return the rows at a path, or at a list of paths, as a source; anything else with the chosen columns.
+    """Return the rows at a path, or at a list of paths, as a source, and data of xarray as a `Cube`.
+
+    Anything else is returned with the chosen columns.
 
     Parameters
     ----------
     data : str, Path, a list of these, or anything else that users pass as X
-    columns : sequence of str or None
-        The features, of parquet, CSV or a data frame.
+    chosen : Chosen
+        Its columns are those of parquet, CSV or a data frame.
     fitted : sequence of str or None
         The names of the features in the fit, which are the columns by default.
     observer : ReadObserver, optional
@@ -49,12 +63,19 @@ def opened_path(
     InvalidDtypeError
         They are not real numbers.
     """
-    chosen: Sequence[str] | None = None if columns is None else _checked_columns(columns)
+    columns: Sequence[str] | None = None if chosen.columns is None else _checked_columns(chosen.columns)
+    if is_labelled(data) and columns is None:
+        return cube_of(data, chosen.features, fitted) or data
+    if chosen.features is not None:
+        raise InvalidDataError(
+            f"features = {short(chosen.features)} names a dimension or variables of xarray data, but X is of "
+            f"the type {type(data).__name__}. Leave it out, or give a DataArray or a Dataset without columns."
+        )
     paths = _paths(data)
     if paths is not None:
-        chosen = columns_of_fit(paths, fitted) if chosen is None else chosen
-        return open_source(paths, columns=chosen, observer=observer)
-    return data if chosen is None else with_columns(data, chosen)
+        columns = columns_of_fit(paths, fitted) if columns is None else columns
+        return open_source(paths, columns=columns, observer=observer)
+    return data if columns is None else with_columns(data, columns)
 
 
 def _paths(data: Any) -> tuple[str, ...] | None:
@@ -76,12 +97,14 @@ def _checked_columns(columns: Any) -> list[str]:
 
 
 def _opened(data: Any) -> Any:
-    """Open a zarr group or a dask dataframe; return anything else as it is.
+    """Open a zarr group, a cube or a dask dataframe; return anything else as it is.
 
     Raises `InvalidDtypeError` for a dataframe with a column of no real numbers.
     """
     if isinstance(data, zarr.Group):
         return group_source(data, None, str(data.store_path))
+    if isinstance(data, Cube):
+        return data.rows
     if not hasattr(data, "to_dask_array"):
         return data
     check_real_numbers(data, "X")
@@ -96,7 +119,7 @@ def _opened(data: Any) -> Any:
 def _feature_names(data: Any, opened: Any) -> list[str] | None:
     if isinstance(opened, RangeSource):
         return None if opened.names is None else list(opened.names)
-    names = [str(name) for name in getattr(data, "columns", ())]
+    names = list(data.names) if isinstance(data, Cube) else list(map(str, getattr(data, "columns", ())))
     check_names_differ(names)
     return names or None
 
@@ -238,6 +261,13 @@ def opened_sources(
 ) -> Iterator[FitSources]:
     """Open what a fit reads; arrays in memory lie on the workers of a client until the block ends."""
     rows = fit_source(estimator, X)
+    if isinstance(X, Cube) and not isinstance(sample_weight, (RangeSource, GraphSource, type(None))):
+        sample_weight = X.row_values(sample_weight, "sample_weight")
+    if isinstance(X, Cube) and len(X.dims) > 1 and responsibilities_init is not None:
+        raise InvalidDataError(
+            "responsibilities_init has rows in an order, but those of X lie in several dimensions. Give "
+            "means_init, weights_init and precisions_init."
+        )
     weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
     responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
     check_responsibilities_shape(responsibilities, rows, estimator.n_components)

@@ -33,7 +33,7 @@ def score_quantile(scores: Any, share: float) -> float:
     Parameters
     ----------
     scores : ndarray or dask array of shape (n,), float64
-        Without NaN.
+        NaN, of rows that are dropped, is left out.
     share : float
         From 0 to 1.
 
@@ -46,6 +46,7 @@ def score_quantile(scores: Any, share: float) -> float:
         if not scores.shape[0] <= MOST_KEPT:  # also where it is NaN: not known
             return _counted_quantile(scores, share)
         (scores,) = compute_collections("the quantile of the scores", scores)
+    scores = scores[~np.isnan(scores)]
     if len(scores) == 0:
         raise InvalidDataError(NO_ROWS)
     return float(np.quantile(scores, share))
@@ -73,6 +74,7 @@ def _counted_quantile(scores: da.Array, share: float) -> float:
 
 def _counts(scores: NDArray[np.float64], first: int | None) -> NDArray[np.int64]:
     """Count scores by their first 16 bits, or those that begin so by the next 16; shape (1, 65,536)."""
+    scores = scores[~np.isnan(scores)]
     leading = (_in_order((scores + 0.0).view(np.int64)) >> 32) + 2**31  # 0.0 and -0.0 are one score
     found = leading >> 16 if first is None else leading[leading >> 16 == first] & 0xFFFF
     return np.bincount(found, minlength=2**16)[np.newaxis]
@@ -178,14 +180,16 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         return self.score_samples(X, columns=columns) - self.offset_
 
     def predict(self, X: Any, *, columns: Any = None) -> Any:
-        """Return -1 for outliers and 1 for other rows.
+        """Return -1 for outliers and 1 for other rows, 0 for rows that the mixture drops.
 
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
             X and columns are as for `GaussianMixture.predict`.
         """
-        return np.where(self.score_samples(X, columns=columns) < self.offset_, -1, 1).astype(np.intp)
+        scores = self.score_samples(X, columns=columns)
+        found = np.where(scores < self.offset_, -1, 1)
+        return np.where(np.isnan(scores), 0, found).astype(np.intp)
 
 
 def _options(columns: Any) -> dict[str, Any]:

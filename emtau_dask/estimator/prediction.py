@@ -17,6 +17,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.constraints import integer
+from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import as_dask, as_source
 from emtau_dask.em.history import FitHistory
 from emtau_dask.em.predict import (
@@ -29,12 +30,21 @@ from emtau_dask.em.predict import (
 )
 from emtau_dask.em.settings import DEFAULT_TOL
 from emtau_dask.errors import InvalidDataError, features_named
-from emtau_dask.estimator.frames import COMPONENT, LABEL, LOG_LIKELIHOOD, as_frame, checked_output
+from emtau_dask.estimator.frames import (
+    COMPONENT,
+    LABEL,
+    LOG_LIKELIHOOD,
+    PROBABILITY,
+    as_frame,
+    checked_output,
+)
 from emtau_dask.estimator.inputs import (
+    BY_DEFAULT,
+    Chosen,
     Seeds,
     checked_array,
     checked_lazy,
-    opened_path,
+    opened_data,
 )
 from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.summary import FitSummary, summary_of
@@ -47,7 +57,7 @@ from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.linalg import read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 from emtau_dask.process import documentation, threads_side_by_side
-from emtau_dask.settings import STORED, marginalises
+from emtau_dask.settings import DROP, RAISE, STORED, missing_values
 
 _MATRICES = ("covariances_", "precisions_", "precisions_cholesky_")
 """Fitted attributes whose shapes depend on the covariance type."""
@@ -71,7 +81,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.missing == "marginalise"
+        tags.input_tags.allow_nan = self.missing != RAISE
         return tags
 
     @property
@@ -109,11 +119,13 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.stop_reason_ = stop_reason
         self.converged_ = stop_reason == "tol"
 
-    def _score(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
+    def _score(
+        self, X: Any, scoring: Scoring, chosen: Chosen = BY_DEFAULT, *, missing: str | None = None
+    ) -> Any:
         parameters = self.parameters_
-        missing = marginalises(self.missing) if missing is None else missing
+        missing = missing_values(self.missing) if missing is None else missing
         names = getattr(self, "feature_names_in_", None)
-        X = opened_path(X, columns, names)
+        X = opened_data(X, chosen, names)
         lazy = checked_lazy(self, X)
         if lazy is None:
             rows = checked_array(self, X, reset=False)
@@ -121,45 +133,68 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             if not kernels.by_tiles:
                 return scoring(rows, kernels, names, missing)
             with features_named(names):
-                return _scored_by_tiles(rows, kernels, scoring)
+                return _scored_by_tiles(rows, kernels, scoring, missing)
         array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
         kernels = kernels_to_score(active_client(), parameters, array.shape[0], missing=missing)
         token = tokenize(scoring, parameters, array.name, names, missing, kernels.by_tiles)
         return _scored_lazily(array, kernels, scoring, names, missing, f"{scoring.__name__}-{token}")
 
-    def _lazy_or_not(self, X: Any, scoring: Scoring, columns: Any, *, missing: bool | None = None) -> Any:
-        """Return what `_score` does, after a warning where it is lazy and its cluster has no workers."""
-        values = self._score(X, scoring, columns, missing=missing)
+    def _lazy_or_not(
+        self,
+        X: Any,
+        scoring: Scoring,
+        chosen: Chosen,
+        called: tuple[str, str],
+        *,
+        missing: str | None = None,
+    ) -> Any:
+        """Return what `_score` does, after a warning where it is lazy and its cluster has no workers.
+
+        For cubes it is a DataArray; ``called`` are its name, and the name of the dimension beside the rows.
+        """
+        X = opened_data(X, chosen, getattr(self, "feature_names_in_", None))
+        values = self._score(X, scoring, missing=missing)
         if isinstance(values, da.Array):
             warn_without_workers(active_client(), "computing what this call returns")
-        return values
+        if not isinstance(X, Cube):
+            return values
+        dropping = missing_values(self.missing if missing is None else missing) == DROP
+        found = X.labelled(values, *called, may_lack=dropping)
+        return found.copy(data=compute_collections(called[0], found.data)[0]) if X.in_memory else found
 
-    def predict(self, X: Any, *, columns: Any = None) -> Any:
+    def predict(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
         """Return the most probable component of each row.
 
         Parameters
         ----------
-        X : dask array, zarr array or array-like of shape (n_samples, n_features), or str
+        X : dask array, zarr array or array-like of shape (n_samples, n_features), str, DataArray or Dataset
             A str is the path or URL of stored rows, as for `GaussianMixture.fit`.
         columns : sequence of str, optional
             Columns of parquet, CSV or a data frame; by default those of the fit, if it had names, or all of a
             frame.
+        features : str or sequence of str, optional
+            Of xarray data, as for `GaussianMixture.fit`; by default what has the names of the fit's.
 
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
-            Of a DataFrame of pandas, polars or dask a Series "label" with its index, unless `set_output` says
-            "default".
+            With ``missing="drop"``, -1 for a row with NaN. Of a DataFrame of pandas, polars or dask a Series
+            "label" with its index, unless `set_output` says "default". Of xarray data a DataArray "label"
+            with the dimensions of the rows, their coordinates and chunks, lazy unless X is in memory; rows
+            with NaN are NaN there, which is written as -1.
         """
-        return self._predicted(X, LABELS, columns, LABEL)
+        return self._predicted(X, LABELS, Chosen(columns, features), LABEL)
 
-    def predict_proba(self, X: Any, *, columns: Any = None) -> Any:
-        """Return responsibilities, (n_samples, n_components) float64; X and columns as for `predict`."""
-        return self._predicted(X, RESPONSIBILITIES, columns, COMPONENT)
+    def predict_proba(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
+        """Return responsibilities, (n_samples, n_components) float64; arguments are those of `predict`.
 
-    def score_samples(self, X: Any, *, columns: Any = None) -> Any:
-        """Return log-likelihoods, (n_samples,) float64, nats; X and columns as for `predict`."""
-        return self._predicted(X, LOG_LIKELIHOODS, columns, LOG_LIKELIHOOD)
+        For xarray data they have one more dimension, ``"component"``.
+        """
+        return self._predicted(X, RESPONSIBILITIES, Chosen(columns, features), PROBABILITY)
+
+    def score_samples(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
+        """Return log-likelihoods, (n_samples,) float64, nats; arguments are those of `predict`."""
+        return self._predicted(X, LOG_LIKELIHOODS, Chosen(columns, features), LOG_LIKELIHOOD)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose what `predict`, `predict_proba` and `score_samples` return for a DataFrame.
@@ -180,38 +215,40 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             self._sklearn_output_config = {"transform": checked_output(transform)}
         return self
 
-    def _predicted(self, X: Any, scoring: Scoring, columns: Any, name: str) -> Any:
-        return as_frame(self, X, self._lazy_or_not(X, scoring, columns), name)
+    def _predicted(self, X: Any, scoring: Scoring, chosen: Chosen, name: str) -> Any:
+        values = self._lazy_or_not(X, scoring, chosen, (name, COMPONENT))
+        return as_frame(self, X, values, name)
 
-    def _log_likelihood(self, X: Any, columns: Any) -> tuple[float, int]:
-        """Return the log-likelihood of X (nats) and its number of rows, in one pass."""
-        values = self._score(X, LOG_LIKELIHOODS, columns)
+    def _log_likelihood(self, X: Any, chosen: Chosen) -> tuple[float, int]:
+        """Return the log-likelihood of X (nats) and its number of rows that are scored, in one pass."""
+        values = self._score(X, LOG_LIKELIHOODS, chosen)
         if isinstance(values, da.Array):
             total, rows = compute_collections(
-                "the score", values.sum(), values.map_blocks(_count, dtype=np.intp).sum()
+                "the score", da.nansum(values), values.map_blocks(_scored, dtype=np.intp).sum()
             )
         else:
-            total, rows = values.sum(), len(values)
+            total, rows = np.nansum(values), _scored(values).sum()
         if rows == 0:
-            raise InvalidDataError("X has no rows; a score needs at least one.")
+            complete = "" if missing_values(self.missing) != DROP else " without missing values"
+            raise InvalidDataError(f"X has no rows{complete}; a score needs at least one.")
         return float(total), int(rows)
 
-    def score(self, X: Any, y: Any = None, *, columns: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, *, columns: Any = None, features: Any = None) -> float:
         """Return the mean log-likelihood of X, nats per row; a lazy X is computed."""
-        total, rows = self._log_likelihood(X, columns)
+        total, rows = self._log_likelihood(X, Chosen(columns, features))
         return total / rows
 
     def _n_parameters(self) -> int:
         return free_parameters(structure_named(self._fitted_type), *self.means_.shape)
 
-    def bic(self, X: Any, *, columns: Any = None) -> float:
+    def bic(self, X: Any, *, columns: Any = None, features: Any = None) -> float:
         """Return the Bayesian information criterion on X; lower is better."""
-        total, rows = self._log_likelihood(X, columns)
+        total, rows = self._log_likelihood(X, Chosen(columns, features))
         return -2 * total + self._n_parameters() * float(np.log(rows))
 
-    def aic(self, X: Any, *, columns: Any = None) -> float:
+    def aic(self, X: Any, *, columns: Any = None, features: Any = None) -> float:
         """Return the Akaike information criterion on X; lower is better."""
-        total, _ = self._log_likelihood(X, columns)
+        total, _ = self._log_likelihood(X, Chosen(columns, features))
         return -2 * total + 2 * self._n_parameters()
 
     def sample(self, n_samples: Any = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
@@ -306,19 +343,19 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return twin
 
 
-def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring) -> NDArray[Any]:
+def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring, missing: str) -> NDArray[Any]:
     """Return what `Scoring` does of rows in memory, from chunks of them side by side."""
     values = np.empty((len(rows), *scoring.row_shape(kernels.plan.parameters.n_components)), scoring.dtype)
     source, begin = as_source(rows, ndim=2, what="X"), 0
     with threads_side_by_side():
-        for (part,) in chain.from_iterable(score_rows(source, kernels, [scoring], here())):
+        for (part,) in chain.from_iterable(score_rows(source, kernels, [scoring], here(), missing=missing)):
             values[begin : begin + len(part)] = part
             begin += len(part)
     return values
 
 
 def _scored_lazily(
-    array: da.Array, kernels: RowKernels, scoring: Scoring, names: Any, missing: bool, name: str
+    array: da.Array, kernels: RowKernels, scoring: Scoring, names: Any, missing: str, name: str
 ) -> da.Array:
     """Return what `Scoring` does of a dask array with one block of all features a chunk, as one of that name.
 
@@ -348,7 +385,7 @@ def _score_block(
     scoring: Scoring,
     kernels: RowKernels,
     names: Any,
-    missing: bool,
+    missing: str,
     place: tuple[int, int | None],
     blocks: list[Any],
 ) -> NDArray[Any]:
@@ -357,5 +394,5 @@ def _score_block(
     return scoring(rows, kernels, names, missing, place)
 
 
-def _count(values: NDArray[np.float64]) -> NDArray[np.intp]:
-    return np.ones(values.shape, dtype=np.intp)
+def _scored(values: NDArray[np.float64]) -> NDArray[np.intp]:
+    return (~np.isnan(values)).astype(np.intp)

@@ -37,7 +37,7 @@ from emtau_dask.estimator.fitting import (
     publish,
     run_fit,
 )
-from emtau_dask.estimator.inputs import settings_of
+from emtau_dask.estimator.inputs import BY_DEFAULT, Chosen, settings_of
 from emtau_dask.estimator.model_file import check_names
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.executor import Executor
@@ -159,7 +159,7 @@ def resume_estimator(
     *,
     sample_weight: Any,
     responsibilities_init: Any,
-    columns: Any = None,
+    chosen: Chosen = BY_DEFAULT,
     observer: FitObserver | None = None,
 ) -> None:
     """Resume a checkpointed run and set the estimator's fitted attributes.
@@ -169,7 +169,7 @@ def resume_estimator(
     estimator : GaussianMixture
         Of the run, see `saved_estimator`; its settings may have been changed.
     saved : SavedFit
-    X, sample_weight, responsibilities_init, columns
+    X, sample_weight, responsibilities_init, chosen
         As for `GaussianMixture.resume`, which see for what is raised.
     observer : FitObserver, optional
         By default one that suits standard output.
@@ -183,7 +183,14 @@ def resume_estimator(
     with (
         as_it_was_unless_done(estimator),
         fit_session(
-            estimator, policy, X, sample_weight, needed, columns=columns, names=names, observer=observer
+            estimator,
+            policy,
+            X,
+            sample_weight,
+            needed,
+            chosen=chosen,
+            names=names,
+            observer=observer,
         ) as (executor, observer, sources),
     ):
         _check_names(estimator, saved)

@@ -14,13 +14,13 @@ from emtau_dask.em.predict import imputation
 from emtau_dask.em.problem import check_counts, make_problem
 from emtau_dask.em.sampling import sample_rows
 from emtau_dask.errors import features_named
-from emtau_dask.estimator.inputs import checked_array, checked_lazy, opened_path, row_values_source
+from emtau_dask.estimator.inputs import Chosen, checked_array, checked_lazy, opened_data, row_values_source
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.workers import resident, shared_source, verify_access
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Floats
-from emtau_dask.settings import marginalises
+from emtau_dask.settings import MARGINALISE, missing_values
 
 MAX_VALUES = 2**23
 """Of a sample: 64 MiB. Of many features fewer rows are drawn."""
@@ -36,7 +36,7 @@ class DrawnRows:
     weights : ndarray of shape (m,), float64
         Their sample weights; 1 where there are none.
     total : int
-        Rows of positive weight that they were drawn from.
+        Rows that they were drawn from: of positive weight, and not dropped.
     imputed : float
         Share of the values that were missing, and are what the mixture expects there.
     """
@@ -59,7 +59,8 @@ def drawn_rows(
 ) -> DrawnRows:
     """Draw rows of data that a fitted mixture knows the features of; each chunk is read once at most.
 
-    Where NaN is a missing value for the mixture, drawn rows have the expected values in their place.
+    Where NaN is a missing value for the mixture, drawn rows have the expected values in their place; rows
+    with NaN that it drops are not drawn.
 
     Parameters
     ----------
@@ -79,9 +80,9 @@ def drawn_rows(
     InvalidDataError
         The data cannot be read, have other features, have no rows, or a drawn row holds NaN or infinity.
     """
-    missing = marginalises(estimator.missing)
+    missing = missing_values(estimator.missing)
     names = getattr(estimator, "feature_names_in_", None)
-    opened = opened_path(X, columns, names)
+    opened = opened_data(X, Chosen(columns), names)
     lazy = checked_lazy(estimator, opened)
     given = checked_array(estimator, opened, reset=False) if lazy is None else lazy
     rows = as_source(given, ndim=2, what="X")
@@ -98,17 +99,18 @@ def drawn_rows(
         features_named(names),
     ):
         verify_access(client, None, FitSources(kept, kept_weights).named())
-        problem = make_problem(kept, kept_weights, 1, structure, executor, context, compiled=False)
-        problem = replace(problem, missing=missing)
+        problem = make_problem(
+            kept, kept_weights, 1, structure, executor, context, compiled=False, missing=missing
+        )
         size = max(1, min(size, MAX_VALUES // problem.n_features))
         sample = sample_rows(problem, seed, size)
     drawn = DrawnRows(sample.rows, sample.weights, problem.n_rows)
-    return _completed(estimator, drawn) if missing else drawn
+    return _completed(estimator, drawn) if missing == MARGINALISE else drawn
 
 
 def _completed(estimator: FittedMixture, drawn: DrawnRows) -> DrawnRows:
     """Return the rows with expected values in the place of missing ones."""
     parameters = estimator.parameters_
     kernels = scoring_kernels(parameters, compiled=False, missing=True)
-    rows = imputation(parameters.n_features)(drawn.rows, kernels, missing=True)
+    rows = imputation(parameters.n_features)(drawn.rows, kernels, missing=MARGINALISE)
     return replace(drawn, rows=rows, imputed=float(np.isnan(drawn.rows).mean()))

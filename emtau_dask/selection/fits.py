@@ -25,6 +25,7 @@ from emtau_dask.errors import (
 )
 from emtau_dask.estimator.fitting import fit_estimator, publish
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
+from emtau_dask.estimator.inputs import Chosen
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.execution.executor import Executor
 from emtau_dask.mixture.covariance_types import structure_named
@@ -169,7 +170,12 @@ def fit_to_all_rows(
         mixture.set_params(warm_start=True, checkpoint=place)
         with _as_new(place):
             fit_estimator(
-                mixture, data["X"], data["sample_weight"], None, columns=data["columns"], observer=observer
+                mixture,
+                data["X"],
+                data["sample_weight"],
+                None,
+                chosen=Chosen(data["columns"]),
+                observer=observer,
             )
     else:
         mixture = _of_run(estimator, saved, place)
@@ -179,7 +185,7 @@ def fit_to_all_rows(
             data["X"],
             sample_weight=data["sample_weight"],
             responsibilities_init=None,
-            columns=data["columns"],
+            chosen=Chosen(data["columns"]),
             observer=observer,
         )
     mixture._warn_unless_converged()

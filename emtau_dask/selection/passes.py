@@ -61,7 +61,7 @@ def _fractions(chunk_range: ChunkRange, counts: NDArray[Any]) -> dict[int, str]:
 
 
 def count_rows(problem: Problem) -> int:
-    """Return N, the sum of the weights, or the number of rows without weights.
+    """Return N, the sum of the weights, or the number of rows that take part.
 
     Raises `InvalidDataError` if a weight is not a whole number, or N is too large.
     """

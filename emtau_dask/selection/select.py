@@ -19,7 +19,7 @@ from emtau_dask.em.settings import policy_before_data
 from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named, shown, shutdown_named
 from emtau_dask.estimator.fitting import fit_session
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.inputs import Seeds
+from emtau_dask.estimator.inputs import Chosen, Seeds
 from emtau_dask.execution.workers import verify_access
 from emtau_dask.interrupts import interrupt_saying
 from emtau_dask.mixture.covariance_types import structure_named
@@ -38,7 +38,7 @@ from emtau_dask.selection.criteria import (
 from emtau_dask.selection.fits import fit_candidates, fit_to_all_rows
 from emtau_dask.selection.passes import count_rows, draw_sample, score_all
 from emtau_dask.selection.table import ComponentSelection, result_of
-from emtau_dask.settings import AUTO, Settings
+from emtau_dask.settings import AUTO, DROP, RAISE, Settings
 from emtau_dask.storage.stores import NotExclusiveWarning
 
 OF_A_FIT = {"n_components", "covariance_type", "algorithm", "warm_start"}
@@ -191,14 +191,29 @@ def _selected(
     shaped = settings.estimator(settings.largest, None)
     with (
         fit_session(
-            shaped, policy, data["X"], data["sample_weight"], None, columns=data["columns"], observer=observer
+            shaped,
+            policy,
+            data["X"],
+            data["sample_weight"],
+            None,
+            chosen=Chosen(data["columns"]),
+            observer=observer,
         ) as (executor, watched, sources),
         features_named(getattr(shaped, "feature_names_in_", None)),
         open_context(executor, Unclosed(watched)) as context,
     ):
         # Neither the sample nor scores depend on the number of components and the covariance type.
         structure = structure_named(settings.largest.covariance_type)
-        problem = make_problem(sources.rows, sources.weights, 1, structure, executor, context, compiled=False)
+        problem = make_problem(
+            sources.rows,
+            sources.weights,
+            1,
+            structure,
+            executor,
+            context,
+            compiled=False,
+            missing=DROP if settings.template.missing == DROP else RAISE,
+        )
         entry, problem = _begun(settings, sources, problem, checkpoint)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotExclusiveWarning)  # Of this the selection has warned.

@@ -56,7 +56,11 @@ FORMATS = (
     ),
     Format("an Arrow file", (".feather", ".arrow"), b"ARROW1"),
     Format("an HDF5 file", (".h5", ".hdf5"), b"\x89HDF"),
-    Format("a netCDF file", (".nc",)),
+    Format(
+        "a netCDF file",
+        (".nc", ".nc4"),
+        remedy="Name its features: --features A,B, or fit(xarray.open_dataset(path), features=[...])",
+    ),
     Format("a pickle", (".pkl", ".joblib")),
     Format("an ORC file", (".orc",)),
     Format("a JSON file", (".json", ".jsonl")),

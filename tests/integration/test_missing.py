@@ -206,8 +206,10 @@ class TestFit:
             mixture().fit(ROWS, responsibilities_init=np.full((120, K), 1 / K))
 
     def test_an_unknown_word(self):
-        with pytest.raises(ConfigError, match="missing is 'drop'; it must be one of 'raise', 'marginalise'"):
-            mixture(missing="drop").fit(ROWS)
+        with pytest.raises(
+            ConfigError, match="missing is 'leave'; it must be one of 'raise', 'drop', 'marginalise'"
+        ):
+            mixture(missing="leave").fit(ROWS)
 
     def test_nan_is_refused_where_it_is_not_asked_for(self):
         with pytest.raises(InvalidDataError, match="NaN"):

@@ -296,7 +296,7 @@ WRONG_SETTINGS = {
     "init_params": ["evil", None, []],
     "warm_start": [1, "yes", None],
     "acceleration": ["warp", 1],
-    "missing": ["drop", None],
+    "missing": ["leave", None],
     "random_state": [-1, 2**32, 1.5, "0", True],
     "checkpoint": ["/tmp/elsewhere"],
     "\x1b[2J": [0],

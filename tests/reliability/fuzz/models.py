@@ -66,7 +66,7 @@ AS_GOOD = {
     "init_params": ["kmeans", "k-means++", "random", "random_from_data"],
     "warm_start": [True, False],
     "acceleration": ["auto", "quasi-newton", None],
-    "missing": ["raise", "marginalise"],
+    "missing": ["raise", "drop", "marginalise", "marginalize"],
     "random_state": [None, 0, 2**32 - 1],
     "stop_reason": ["tol", "max-iter", "no-active-rows"],
     "feature_names": [None, ["b", ""], ["\x1b[31m", "\u202e"]],

@@ -1,0 +1,167 @@
+"""Cubes in files: netCDF and zarr that xarray opens lazily, and results that it opens again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise, product
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.storage import LocalStore
+
+from emtau_dask.data.cubes import Cube, cube_of, feature_names
+from emtau_dask.errors import InvalidDataError, MissingPackageError
+from emtau_dask.storage.errors import read_errors
+from emtau_dask.storage.locations import kind_of
+from emtau_dask.storage.urls import Url, UrlStore, is_url, plain_path
+
+FILES = ("a netCDF file", "an HDF5 file")
+"""Kinds that are read as cubes alone."""
+EXTRA = "install it with: pip install 'emtau_dask[xarray]'"
+
+
+def is_cube_file(path: str) -> bool:
+    """Return whether a path is of a kind that is read as a cube alone."""
+    return kind_of(path) in FILES
+
+
+def open_dataset(path: str) -> Any:
+    """Open netCDF or a zarr group as a Dataset of xarray whose values are read when they are asked for.
+
+    Durations stay numbers.
+
+    Raises
+    ------
+    InvalidDataError
+        Nothing is there, or xarray cannot read it.
+    MissingPackageError
+        xarray, or what it needs to read the file, is not installed.
+    """
+    try:
+        import xarray
+    except ImportError as error:
+        raise MissingPackageError(f"reading {path} as a cube needs xarray; {EXTRA}") from error
+    place: Any = plain_path(path)
+    options: dict[str, Any] = {"chunks": None, "cache": False, "decode_timedelta": False}
+    if not is_cube_file(path):
+        options["engine"] = "zarr"
+        place = UrlStore(Url.of(path)) if is_url(path) else LocalStore(Path(place).absolute(), read_only=True)
+    elif is_url(path):
+        raise InvalidDataError(
+            f"{path} is netCDF behind a URL, which is not read; give a local file, or zarr."
+        )
+    with read_errors(path, remote=is_url(path)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Failed to open Zarr store with consolidated")
+        try:
+            return xarray.open_dataset(place, **options)
+        except ValueError as error:
+            if "IO backends" not in str(error) and "dependencies" not in str(error):
+                raise
+            raise MissingPackageError(f"reading {path} needs h5netcdf or netCDF4; {EXTRA}") from error
+
+
+def open_cube(
+    path: str, features: Sequence[str] | None, array: str | None, fitted: Sequence[str] | None = None
+) -> Cube | None:
+    """Open netCDF or a zarr group as a cube; None if no features are named, and none have the names of a fit.
+
+    Parameters
+    ----------
+    path : str
+    features : sequence of str or None
+        Variables, or one dimension of the variable ``array``, or of the only one that has it.
+    array : str or None
+    fitted : sequence of str or None
+        The names of the features in a fit.
+
+    Raises as `open_dataset` and `cube_of`.
+    """
+    data = open_dataset(path)
+    if array is not None and array not in data.data_vars:
+        raise InvalidDataError(f"{path} has no variable {array!r}; it has {described(data)}.")
+    arrays = {name: data[name] for name in ([array] if array is not None else data.data_vars)}
+    if features is None:
+        if array is None and fitted is not None and set(fitted) <= set(data.data_vars):
+            return cube_of(data, list(fitted), fitted)
+        found = [
+            (each, dim)
+            for each in arrays.values()
+            for dim in each.dims
+            if fitted is not None and feature_names(each, dim) == tuple(fitted)
+        ]
+        return cube_of(found[0][0], found[0][1], fitted) if len(found) == 1 else None
+    if array is None and not (len(features) == 1 and features[0] in data.dims):
+        return cube_of(data, list(features), fitted)
+    holding = [name for name, each in arrays.items() if features[0] in each.dims]
+    if len(features) > 1 or len(holding) != 1:
+        raise InvalidDataError(
+            f"{', '.join(features)} must be one dimension of one variable of {path}, which has "
+            f"{described(data)}. Name the variable: --array NAME."
+        )
+    return cube_of(arrays[holding[0]], features[0], fitted)
+
+
+def described(data: Any) -> str:
+    """Return the variables of a Dataset with their dimensions."""
+    named = (f"{name} ({', '.join(map(str, each.dims))})" for name, each in data.data_vars.items())
+    return f"the variables {', '.join(named) or 'none'}"
+
+
+class CubeWriter:
+    """Writes results of rows, chunk by chunk in their order, to a zarr group that xarray opens.
+
+    Parameters
+    ----------
+    group : zarr.Group
+        New; the coordinates of the rows and an array for each result are created in it.
+    cube : Cube
+    results : sequence of (str, dtype, tuple of int, float or None)
+        The name of each, its type, the shape of one row's values, () or (K,), and what stands for no value.
+    """
+
+    def __init__(
+        self,
+        group: zarr.Group,
+        cube: Cube,
+        results: Sequence[tuple[str, np.dtype[Any], tuple[int, ...], float | None]],
+    ) -> None:
+        import xarray
+
+        outline = xarray.Dataset(coords=cube.coords).drop_encoding().load()
+        sizes, longest = tuple(map(sum, cube.chunks)), tuple(max(each, default=1) for each in cube.chunks)
+        for name, dtype, row_shape, fill in results:
+            zeros = da.zeros((*sizes, *row_shape), dtype=dtype, chunks=(*longest, *row_shape))
+            outline[name] = (*cube.dims, *["component"][: len(row_shape)]), zeros
+            outline[name].encoding = {} if fill is None else {"_FillValue": fill}
+        with _as_xarray_writes():
+            outline.to_zarr(group.store, mode="a", compute=False, consolidated=False, zarr_format=3)
+        self._group, self._arrays = group, [group[name] for name, *_ in results]
+        edges = (list(pairwise(accumulate(sizes, initial=0))) for sizes in cube.chunks)
+        self._places = (place for place in product(*edges) if all(stop > start for start, stop in place))
+
+    def append(self, found: Sequence[NDArray[Any]]) -> None:
+        """Write what was found for the rows of the next chunk, (n,) or (n, K) each."""
+        place = next(self._places)
+        shape = tuple(stop - start for start, stop in place)
+        for array, values in zip(self._arrays, found, strict=True):
+            assert isinstance(array, zarr.Array)
+            array[tuple(slice(*each) for each in place)] = values.reshape(*shape, *values.shape[1:])
+
+    def finish(self) -> None:
+        """Consolidate the metadata of the group, which xarray expects."""
+        with _as_xarray_writes():
+            zarr.consolidate_metadata(self._group.store)
+
+
+@contextmanager
+def _as_xarray_writes() -> Iterator[None]:
+    """Do not warn of parts of zarr's format 3 that xarray uses, and that are not specified yet."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Zarr (V3|format 3) specification")
+        yield

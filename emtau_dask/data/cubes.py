@@ -1,0 +1,337 @@
+"""Cubes of xarray as rows × features, lazily: all dimensions but that of the features are the rows.
+
+Rows are numbered block by block, in each block in the order of its dimensions, so that a chunk of rows is one
+block of the cube. Nothing is loaded but by the tasks of a chunk.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+from numpy.typing import NDArray
+
+from emtau_dask.data.source import CHUNK_BYTES, check_dtype
+from emtau_dask.errors import InvalidDataError, short
+
+NO_LABEL = -1
+"""What integers that are written have in the place of NaN."""
+Chunks = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Cube:
+    """Rows × features of a DataArray or a Dataset, and where the rows lie.
+
+    Attributes
+    ----------
+    rows : dask array of shape (N, d)
+        A chunk is a block of the cube.
+    names : tuple of str
+        Of the features.
+    features : tuple of str
+        What users call them: variables, or one dimension.
+    dims : tuple
+        The dimensions of the rows, in the order of the cube.
+    chunks : tuple of tuple of int
+        Of these dimensions.
+    coords : xarray.Coordinates
+        Those that do not depend on the feature.
+    in_memory : bool
+        Whether the values lie in this process's memory.
+    """
+
+    rows: da.Array
+    names: tuple[str, ...]
+    features: tuple[str, ...]
+    dims: tuple[Any, ...]
+    chunks: Chunks
+    coords: Any
+    in_memory: bool
+
+    def labelled(self, values: da.Array, name: str, inner: str, *, may_lack: bool) -> Any:
+        """Return what was found for the rows as a lazy DataArray in the dimensions and chunks of the cube.
+
+        Parameters
+        ----------
+        values : dask array of shape (N,) or (N, k)
+        name : str
+        inner : str
+            What the dimension of k is called.
+        may_lack : bool
+            Whether integers below 0 stand for rows without a value: they become NaN, and the integers
+            float64, which are written as integers.
+        """
+        import xarray
+
+        dims = (*self.dims, inner)[: len(self.dims) + values.ndim - 1]
+        if values.ndim > 1 and inner in self.dims:
+            raise InvalidDataError(
+                f"X has a dimension {inner!r}, as the result would have for the components. Rename it, for "
+                f"example with X.rename({inner}='of_x')."
+            )
+        encoding = {}
+        if may_lack and values.dtype.kind == "i":
+            values = da.where(values < 0, np.nan, values)
+            encoding = {"dtype": "int32", "_FillValue": NO_LABEL}
+        data = in_blocks(values, (*self.chunks, *values.chunks[1:]))
+        found = xarray.DataArray(data, coords=self.coords, dims=dims, name=name)
+        found.encoding = encoding
+        return found
+
+    def row_values(self, values: Any, what: str) -> Any:
+        """Return one value for each row, (N,), of a DataArray over some or all dimensions of the rows.
+
+        Raises `InvalidDataError` if it has other dimensions or labels, or is none where there are several.
+        """
+        import xarray
+
+        if not isinstance(values, xarray.DataArray):
+            if len(self.dims) == 1:
+                return values
+            raise InvalidDataError(
+                f"{what} is of the type {type(values).__name__}, but the rows of X lie in the dimensions "
+                f"{_listed(self.dims)}. Give a DataArray over them, or over some of them."
+            )
+        sizes = {dim: sum(chunk) for dim, chunk in zip(self.dims, self.chunks, strict=True)}
+        wrong = [dim for dim, size in values.sizes.items() if sizes.get(dim) != size]
+        if wrong:
+            raise InvalidDataError(
+                f"{what} has the sizes {dict(values.sizes)}, the rows of X have {sizes}: {_listed(wrong)} "
+                "differ. Give a DataArray over these dimensions, or over some of them."
+            )
+        try:
+            xarray.align(xarray.Dataset(coords=self.coords), values, join="exact", copy=False)
+        except ValueError as error:
+            raise InvalidDataError(
+                f"{what} has other labels than X ({error}). Select those of X, for example with "
+                f"{what}.reindex_like(X)."
+            ) from error
+        check_dtype(values.dtype, what)
+        kept = {dim: chunk for dim, chunk in zip(self.dims, self.chunks, strict=True) if dim in values.dims}
+        lazy = da.asarray(values.transpose(*kept).data).rechunk(tuple(kept.values()))
+        spread = lazy[tuple(slice(None) if dim in kept else None for dim in self.dims)]
+        whole = da.broadcast_to(spread, tuple(sizes.values()), chunks=self.chunks)
+        return in_blocks(whole, (block_sizes(self.chunks),))
+
+
+def is_labelled(data: Any) -> bool:
+    """Return whether data are a DataArray or a Dataset of xarray."""
+    xarray = sys.modules.get("xarray")  # Data of it exist only where it has been imported.
+    return xarray is not None and isinstance(data, (xarray.DataArray, xarray.Dataset))
+
+
+def cube_of(data: Any, features: Any, fitted: Sequence[str] | None) -> Cube | None:
+    """Return a DataArray or a Dataset as rows × features; None for a matrix without named features.
+
+    Parameters
+    ----------
+    data : DataArray or Dataset
+    features : str, sequence of str, or None
+        The dimension of the features, or the variables that they are. A variable that lacks a dimension of
+        the others has the same values all along it. By default what has the names ``fitted``.
+    fitted : sequence of str or None
+        The names of the features in a fit.
+
+    Raises
+    ------
+    InvalidDataError
+        There is no such dimension or variable, or no dimension is left for rows.
+    InvalidDtypeError
+        The values are no real numbers; nothing has been read.
+    """
+    if hasattr(data, "data_vars"):
+        names = _variables(data, features, fitted)
+        return _of_variables([data[name] for name in names], names, data)
+    dim = _dimension(data, features, fitted)
+    return None if dim is None else _of_dimension(data, dim)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def _nearest(name: Any, names: Any) -> str:
+    near = difflib.get_close_matches(str(name), [str(each) for each in names], 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[str]:
+    """Return the variables of a Dataset that are the features."""
+    had = "; ".join(f"{name} {tuple(array.dims)}" for name, array in data.data_vars.items())
+    some = [str(name) for name in data.data_vars][:2]
+    remedy = f"such as features={some}. X has the variables {had or 'none'}."
+    if features is None:
+        if fitted is None:
+            raise InvalidDataError(f"X is a Dataset: say which of its variables are the features, {remedy}")
+        features = list(fitted)
+    if isinstance(features, str):
+        if features in data.dims and features not in data.data_vars:
+            one = next(iter(data.data_vars), "name")
+            raise InvalidDataError(
+                f"features = {features!r} is a dimension of X, which is a Dataset. Give one of its "
+                f"variables, such as X[{one!r}], or name variables, {remedy}"
+            )
+        features = [features]
+    names = list(features) if np.iterable(features) else []
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InvalidDataError(f"features = {short(features)} must be different variables, {remedy}")
+    for name in names:
+        if name not in data.variables:
+            near = _nearest(name, data.variables)
+            raise InvalidDataError(f"X has no variable {name!r}.{near} Name others, {remedy}")
+    return names
+
+
+def _dimension(array: Any, features: Any, fitted: Sequence[str] | None) -> Any:
+    """Return the dimension of a DataArray that is that of the features; None for a matrix without any."""
+    if features is None:
+        found = [
+            dim for dim in array.dims if fitted is not None and feature_names(array, dim) == tuple(fitted)
+        ]
+        if len(found) == 1 or array.ndim == 2:
+            return found[0] if len(found) == 1 else None
+        of_fit = "" if fitted is None else f", none of them with the names of the fit, {short(list(fitted))}"
+        last = str(array.dims[-1]) if array.dims else "band"
+        raise InvalidDataError(
+            f"X is a DataArray with the dimensions {_listed(array.dims)}{of_fit}. Say which one is that of "
+            f"the features, such as features={last!r}; the others are the rows."
+        )
+    if not isinstance(features, str):
+        raise InvalidDataError(
+            f"features = {short(features)}, but X is a DataArray: give one of its dimensions, "
+            f"{_listed(array.dims)}. Several names are variables of a Dataset."
+        )
+    if features not in array.dims:
+        raise InvalidDataError(
+            f"X has no dimension {features!r}; it has {_listed(array.dims)}.{_nearest(features, array.dims)}"
+        )
+    return features
+
+
+def feature_names(array: Any, dim: Any) -> tuple[str, ...]:
+    """Return the labels of a dimension as text, or its name and numbers if they are none, or repeat."""
+    labels = tuple(str(label) for label in array.indexes.get(dim, ()))
+    if labels and len(set(labels)) == len(labels):
+        return labels
+    return tuple(f"{dim}[{number}]" for number in range(array.sizes[dim]))
+
+
+def _of_dimension(array: Any, dim: Any) -> Cube:
+    check_dtype(array.dtype, "X")
+    dims = tuple(other for other in array.dims if other != dim)
+    _check_rows(dims, f"its features, {dim!r}")
+    in_memory = _in_memory(array)
+    if array.chunks is None:
+        array = array.chunk(_chunks_of(array, {dim}, array.dtype, 1))
+    cells = array.transpose(*dims, dim).data.rechunk({len(dims): -1})
+    template = array.drop_vars([name for name, each in array.coords.items() if dim in each.dims])
+    names = feature_names(array, dim)
+    return _cube(cells, names, (str(dim),), dims, template.coords, in_memory)
+
+
+def _of_variables(arrays: Sequence[Any], names: Sequence[str], data: Any) -> Cube:
+    for array, name in zip(arrays, names, strict=True):
+        check_dtype(array.dtype, f"X[{name!r}]")
+    dims = tuple(dict.fromkeys(dim for array in arrays for dim in array.dims))
+    _check_rows(dims, f"its features, {_listed(names)}")
+    dtype = np.result_type(*(array.dtype for array in arrays))
+    in_memory = all(map(_in_memory, arrays))
+    unread = [array for array in arrays if array.chunks is None]
+    if unread:
+        chunks = _chunks_of(max(unread, key=lambda array: array.size), set(), dtype, len(arrays))
+        whole = dict.fromkeys(dims, -1)
+        arrays = [
+            array.chunk({dim: (whole | chunks)[dim] for dim in array.dims}) if array.chunks is None else array
+            for array in arrays
+        ]
+    pairs: list[Any] = []
+    for array in arrays:
+        own = [dim for dim in dims if dim in array.dims]
+        pairs += [da.asarray(array.transpose(*own).data), tuple(map(dims.index, own))]
+    axes = tuple(range(len(dims)))
+    places = tuple(tuple(slice(None) if dim in array.dims else None for dim in dims) for array in arrays)
+    cells = da.blockwise(
+        _stacked,
+        (*axes, len(dims)),
+        *pairs,
+        new_axes={len(dims): len(arrays)},
+        places=places,
+        stacked_as=dtype,
+        dtype=dtype,
+        meta=np.empty((0,) * (len(dims) + 1), dtype),
+    )
+    return _cube(cells, tuple(names), tuple(names), dims, data[list(names)].coords, in_memory)
+
+
+def _stacked(*blocks: NDArray[Any], places: Sequence[Any], stacked_as: np.dtype[Any]) -> NDArray[Any]:
+    """Return blocks of variables side by side along a new last axis."""
+    spread = np.broadcast_arrays(*(block[place] for block, place in zip(blocks, places, strict=True)))
+    return np.stack(spread, axis=-1, dtype=stacked_as)
+
+
+def _cube(
+    cells: da.Array,
+    names: tuple[str, ...],
+    features: tuple[str, ...],
+    dims: Any,
+    coords: Any,
+    in_memory: bool,
+) -> Cube:
+    chunks = cells.chunks[:-1]
+    rows = in_blocks(cells, (block_sizes(chunks), (len(names),)))
+    return Cube(rows, names, features, dims, chunks, coords, in_memory)
+
+
+def _check_rows(dims: Sequence[Any], of_features: str) -> None:
+    if not dims:
+        raise InvalidDataError(
+            f"X has no rows: no other dimensions than those of {of_features}. Give it one, for example with "
+            "X.expand_dims('row')."
+        )
+
+
+def _in_memory(array: Any) -> bool:
+    """Return whether the values of a DataArray are a NumPy array, not read by a file's backend or dask."""
+    return bool(getattr(array.variable, "_in_memory", False)) and array.chunks is None
+
+
+def _chunks_of(
+    array: Any, whole: set[Any], dtype: np.dtype[Any], features: int
+) -> dict[Any, tuple[int, ...]]:
+    """Return chunks for an array that has none: multiples of those of its file, of about 16 MiB of rows."""
+    stored = array.encoding.get("preferred_chunks") or {}
+    previous = tuple(stored.get(dim, size) for dim, size in array.sizes.items()) if stored else None
+    wanted = tuple(-1 if dim in whole else "auto" for dim in array.dims)
+    limit = max(dtype.itemsize, CHUNK_BYTES // features)
+    chunks = da.core.normalize_chunks(wanted, array.shape, limit=limit, dtype=dtype, previous_chunks=previous)
+    return dict(zip(array.dims, chunks, strict=True))
+
+
+def block_sizes(chunks: Chunks) -> tuple[int, ...]:
+    """Return how many values each block of an array has, in the order of the blocks."""
+    return tuple(math.prod(sizes) for sizes in product(*chunks))
+
+
+def in_blocks(array: da.Array, chunks: Chunks) -> da.Array:
+    """Return the blocks of a dask array in their order, each reshaped to the next block of ``chunks``."""
+    if chunks == array.chunks:
+        return array
+    name = f"emtau-blocks-{tokenize(array.name, chunks)}"
+    theirs = product(*map(range, array.numblocks))
+    ours = product(*(range(len(sizes)) for sizes in chunks))
+    blocks = {
+        (name, *here): (np.reshape, (array.name, *there), shape)
+        for here, there, shape in zip(ours, theirs, product(*chunks), strict=True)
+    }
+    graph = HighLevelGraph.from_collections(name, blocks, dependencies=[array])
+    return da.Array(graph, name, chunks, dtype=array.dtype)
