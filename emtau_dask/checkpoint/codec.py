@@ -80,14 +80,14 @@ def _text(value: Any, _: Any = None) -> str:
     return str(value)
 
 
-def _plain(value: Any, _: Any = None, depth: int = MAX_DEPTH) -> Any:
+def _any_json(value: Any, _: Any = None, depth: int = MAX_DEPTH) -> Any:
     """Return JSON of any kind."""
     if depth == 0:
         raise FormatError(f"is nested too deeply: it must have at most {MAX_DEPTH} levels")
     if isinstance(value, Mapping):
-        return _by_name(value, _text, lambda inner: _plain(inner, None, depth - 1))
+        return _by_name(value, _text, lambda inner: _any_json(inner, None, depth - 1))
     if isinstance(value, (list, tuple)):
-        return [_plain(inner, None, depth - 1) for inner in value]
+        return [_any_json(inner, None, depth - 1) for inner in value]
     if isinstance(value, str):
         return _text(value)
     whole = type(value) is int and abs(value) <= MAX_INTEGER
@@ -133,7 +133,7 @@ def as_object(value: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
 SCALARS: Mapping[Any, Form] = MappingProxyType(
     {
         kind: Form(check, check)
-        for kind, check in ((bool, _flag), (int, _count), (float, _number), (str, _text), (Any, _plain))
+        for kind, check in ((bool, _flag), (int, _count), (float, _number), (str, _text), (Any, _any_json))
     }
 )
 
@@ -194,14 +194,14 @@ class Codec:
 
     def _array(self, _: Arguments, name: str) -> Form:
         return Form(
-            lambda values, arrays: arrays.put(name, values), lambda plain, arrays: arrays.get(name, plain)
+            lambda values, arrays: arrays.put(name, values), lambda json, arrays: arrays.get(name, json)
         )
 
     def _optional(self, arguments: Arguments, name: str) -> Form:
         (inner,) = (self.form(each, name) for each in arguments if each is not NoneType)
         return Form(
             lambda value, arrays: None if value is None else inner.encode(value, arrays),
-            lambda plain, arrays: None if plain is None else inner.decode(plain, arrays),
+            lambda json, arrays: None if json is None else inner.decode(json, arrays),
         )
 
     def _literal(self, arguments: Arguments, _: str) -> Form:
@@ -213,7 +213,7 @@ class Codec:
         def check(value: Any, _: Any) -> Any:
             if not constraint.holds(value):
                 raise _wrong(value, constraint.words)
-            return _plain(value)
+            return _any_json(value)
 
         return Form(check, check)
 
@@ -229,10 +229,10 @@ class Codec:
         def encode(values: Any, arrays: Any) -> list[Any]:
             return [form.encode(value, arrays) for form, value in each_with(values)]
 
-        def decode(plain: Any, arrays: Any) -> tuple[Any, ...]:
-            if len(as_list(plain)) != len(forms) and not endless:
-                raise _wrong(plain, f"a list of {len(forms)}")
-            return tuple(form.decode(value, arrays) for form, value in each_with(plain))
+        def decode(json: Any, arrays: Any) -> tuple[Any, ...]:
+            if len(as_list(json)) != len(forms) and not endless:
+                raise _wrong(json, f"a list of {len(forms)}")
+            return tuple(form.decode(value, arrays) for form, value in each_with(json))
 
         return Form(encode, decode)
 
@@ -244,9 +244,9 @@ class Codec:
                 values, lambda own: key.encode(own, arrays), lambda value: inner.encode(value, arrays)
             )
 
-        def decode(plain: Any, arrays: Any) -> dict[str, Any]:
+        def decode(json: Any, arrays: Any) -> dict[str, Any]:
             return _by_name(
-                as_object(plain),
+                as_object(json),
                 lambda text: key.decode(text, arrays),
                 lambda value: inner.decode(value, arrays),
             )
@@ -267,11 +267,11 @@ class Codec:
                 raise error.within(name) from error
             return found
 
-        def decode(plain: Any, arrays: Any) -> Any:
-            plain, found, name = as_object(plain, names), {}, ""
+        def decode(json: Any, arrays: Any) -> Any:
+            json, found, name = as_object(json, names), {}, ""
             try:
                 for attribute, (name, form) in forms.items():
-                    found[attribute] = form.decode(plain[name], arrays)
+                    found[attribute] = form.decode(json[name], arrays)
             except FormatError as error:
                 raise error.within(name) from error
             return kind(**found) if make is None else make(arrays, found)
@@ -293,8 +293,8 @@ class Codec:
             rows = [record.encode(each, arrays) for each in records]
             return {name: [row[name] for row in rows] for name in names}
 
-        def decode(plain: Any, arrays: Any) -> tuple[Any, ...]:
-            columns = [as_list(as_object(plain, names)[name]) for name in names]
+        def decode(json: Any, arrays: Any) -> tuple[Any, ...]:
+            columns = [as_list(as_object(json, names)[name]) for name in names]
             if len({len(column) for column in columns}) > 1:
                 raise FormatError("has columns of several lengths")
             rows = zip(*columns, strict=True)
@@ -313,11 +313,11 @@ def _choice(members: Mapping[str, Any]) -> Form:
         except (KeyError, TypeError):
             raise _wrong(value, f"one of {', '.join(map(repr, members))}") from None
 
-    return Form(lambda member, _: looked_up(member, texts), lambda plain, _: looked_up(plain, members))
+    return Form(lambda member, _: looked_up(member, texts), lambda json, _: looked_up(json, members))
 
 
 def _or_null(unknown: float) -> Form:
     return Form(
         lambda value, _: _number(value) if math.isfinite(value) else None,
-        lambda plain, _: unknown if plain is None else _number(plain),
+        lambda json, _: unknown if json is None else _number(json),
     )

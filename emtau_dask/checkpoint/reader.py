@@ -108,8 +108,8 @@ class _StoredArrays:
     data: Mapping[ArrayRef, bytes]
     found: dict[tuple[str, str, str], NDArray[Any]] = field(default_factory=dict)
 
-    def get(self, name: str, plain: Any) -> NDArray[Any]:
-        reference, layout = REFERENCE.decode(plain, None), self.frame.layouts.get(name)
+    def get(self, name: str, json: Any) -> NDArray[Any]:
+        reference, layout = REFERENCE.decode(json, None), self.frame.layouts.get(name)
         if layout is None:
             raise FormatError("needs acceleration, which the settings do not have")
         place = name, reference.sha256, reference.key
@@ -146,10 +146,10 @@ def read_commit(log: CommitLog, number: int) -> SavedFit:
     `CheckpointCorruptError` if the commit or an object is missing or altered, or if the commit contradicts
     itself.
     """
-    plain = log.read(number)
+    json = log.read(number)
     try:
-        manifest = MANIFEST.decode({name: plain[name] for name in HEAD if name in plain}, None)
-        rest, frame = {name: plain[name] for name in plain if name not in HEAD}, _frame(manifest)
+        manifest = MANIFEST.decode({name: json[name] for name in HEAD if name in json}, None)
+        rest, frame = {name: json[name] for name in json if name not in HEAD}, _frame(manifest)
         arrays = _StoredArrays(log.objects.location, frame, _objects_of(rest, log.objects, frame))
         content = CONTENT.decode(rest, arrays)
         _check_state(content.fit, manifest.config)

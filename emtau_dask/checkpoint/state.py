@@ -86,33 +86,33 @@ class _RunArrays:
         rows.append(values)
         return len(rows) - 1
 
-    def get(self, name: str, plain: Any) -> NDArray[Any]:
+    def get(self, name: str, json: Any) -> NDArray[Any]:
         if name not in ROWS_OF:
-            values: NDArray[Any] = self.whole.get(name, plain)
+            values: NDArray[Any] = self.whole.get(name, json)
             return values
         rows = self.rows[ROWS_OF[name]]
-        if type(plain) is not int or not 0 <= plain < len(rows):
-            raise FormatError(f"is {plain!r}: it must be the number of one of {len(rows)} rows")
-        return rows[plain]
+        if type(json) is not int or not 0 <= json < len(rows):
+            raise FormatError(f"is {json!r}: it must be the number of one of {len(rows)} rows")
+        return rows[json]
 
 
 def _encode_run(run: RunState, arrays: Any) -> dict[str, Any]:
     own = _RunArrays(arrays)
-    plain: dict[str, Any] = _RUN.encode(run, own)
+    json: dict[str, Any] = _RUN.encode(run, own)
     tables = _tables_of(run, arrays.frame)
     for name, rows in own.rows.items():
         if rows:
             tables[name] = arrays.frame.zeros(name)
             tables[name][: len(rows)] = rows
-    return plain | {name: arrays.put(name, tables[name]) if name in tables else None for name in TABLES}
+    return json | {name: arrays.put(name, tables[name]) if name in tables else None for name in TABLES}
 
 
-def _decode_run(plain: Any, arrays: Any) -> RunState:
-    plain = dict(as_object(plain))
-    refs = {name: plain.pop(name, None) for name in TABLES}
+def _decode_run(json: Any, arrays: Any) -> RunState:
+    json = dict(as_object(json))
+    refs = {name: json.pop(name, None) for name in TABLES}
     tables = {name: arrays.get(name, ref) for name, ref in refs.items() if ref is not None}
     own = _RunArrays(arrays, {name: list(tables.get(name, ())) for name in ("origins", "moments")})
-    fields = _RUN.decode(plain, own)
+    fields = _RUN.decode(json, own)
     if "chunks" not in tables:
         raise FormatError("has no table of chunks")
     row_state, n_active = _read_tables(tables, arrays.frame)
@@ -216,13 +216,13 @@ def _encode_algorithm(algorithm: Any, _: Any) -> Any:
     return _POLICY.encode(describe_policy(algorithm), None)
 
 
-def _decode_algorithm(plain: Any, _: Any) -> Any:
-    return _decode_policy(plain, None) if isinstance(plain, dict) else _NAME.decode(plain, None)
+def _decode_algorithm(json: Any, _: Any) -> Any:
+    return _decode_policy(json, None) if isinstance(json, dict) else _NAME.decode(json, None)
 
 
-def _decode_policy(plain: Any, _: Any) -> ActivityPolicy:
+def _decode_policy(json: Any, _: Any) -> ActivityPolicy:
     try:
-        return policy_described(_POLICY.decode(plain, None))
+        return policy_described(_POLICY.decode(json, None))
     except ConfigError as error:
         raise FormatError(f"cannot be: {error}") from error
 

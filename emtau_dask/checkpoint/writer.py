@@ -194,8 +194,8 @@ class CheckpointStateStore:
             for key, found in sorted(self.verifier.known.items())
         )
         try:
-            plain = MANIFEST.encode(manifest, arrays)
-            plain |= CONTENT.encode(Content(manifest.config.given, state, contents), arrays)
+            json = MANIFEST.encode(manifest, arrays)
+            json |= CONTENT.encode(Content(manifest.config.given, state, contents), arrays)
         except FormatError as error:
             raise CheckpointError(
                 f"the fit has come to a state that cannot be committed ({error}). See whether the data and "
@@ -205,7 +205,7 @@ class CheckpointStateStore:
         self._log.written(arrays.writes)
         references = {*arrays.used.values(), *row_state}
         self.objects.sync([*arrays.writes, *(self._unsynced & references)])
-        self._log.append(plain, references)
+        self._log.append(json, references)
         LOG.debug("commit %d", self._log.last)
         self._unsynced -= references
         self._known, self._step = arrays.used, arrays.last_step

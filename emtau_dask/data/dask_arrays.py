@@ -86,7 +86,7 @@ class SharedRows(RangeReader):
 
     def read(self, start: int, stop: int) -> Loaded:
         """Verify, then read."""
-        self.prove()
+        self.verify()
         return self.ranges.read(start, stop)
 
     def identity(self) -> str:
@@ -97,8 +97,8 @@ class SharedRows(RangeReader):
         """Return the bound of ``ranges``; verification is not in it."""
         return self.ranges.peak_bytes(start, stop)
 
-    def prove(self) -> None:
-        """Raise `InvalidDataError` where this process sees other data, or none; a success is remembered."""
+    def verify(self) -> None:
+        """Raise `InvalidDataError` if this process sees other data, or none; a success is remembered."""
         of_process(VerifiedTokens).once(self.token, self._verify)
 
     def _verify(self) -> None:
@@ -190,7 +190,7 @@ class BlockReader:
             data beneath them.
         """
         for rows_beneath in self.beneath:
-            rows_beneath.prove()
+            rows_beneath.verify()
         chunk, declared = chunk_range.chunk, (chunk_range.n_rows, *self.row_shape)
         for block in blocks:
             check_dense(block, chunk)

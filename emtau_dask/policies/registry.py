@@ -86,9 +86,9 @@ def describe_policy(policy: Any) -> DescribedPolicy:
     kind = type(policy).__qualname__
     get_params = getattr(policy, "get_params", None)
     values = get_params(deep=False) if get_params else getattr(policy, "__dict__", {})
-    plain = {key: _plain(value) for key, value in values.items()}
+    values = {key: _python_scalar(value) for key, value in values.items()}
     try:
-        parameters = json.loads(json.dumps(plain, default=repr), parse_constant=str)
+        parameters = json.loads(json.dumps(values, default=repr), parse_constant=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"the parameters of {kind} cannot be stored in a checkpoint ({error}); give it parameters that "
@@ -134,7 +134,7 @@ def matching_policy(algorithm: Any, stored: ActivityPolicy) -> ActivityPolicy:
     return policy
 
 
-def _plain(value: Any) -> Any:
+def _python_scalar(value: Any) -> Any:
     """Return a NumPy scalar as a Python scalar; anything else unchanged."""
     if isinstance(value, np.longdouble):
         return float(value)
