@@ -62,10 +62,12 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
     return _opened(config.data, paths_at(place), None, observer)
 
 
-def data_text(config: RunConfig, rows: Source) -> str:
+def data_text(config: RunConfig, inputs: Inputs) -> str:
     """Return for people what is fitted: where it is, what was chosen there, its shape and its features."""
-    where, names = place_text(config.place), None
-    if isinstance(rows, RangeSource):
+    where, names, rows = place_text(config.place), None, inputs.rows
+    if inputs.cube is not None:
+        where, names = f"{where}, a cube of {' × '.join(map(str, inputs.cube.dims))}", inputs.cube.names
+    elif isinstance(rows, RangeSource):
         where, names = rows.chosen or where, rows.names
     features = f"{rows.shape[1]:,} feature{'s' if rows.shape[1] > 1 else ''}"
     if names is not None:

@@ -84,7 +84,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     if limit is not None and found.memory > limit:
         fitting = largest_chunk(sources, outline, limit)
     chosen_here = {} if cache is None else {"emtau.cache-bytes": cache}
-    data = data_text(config, rows)
+    data = data_text(config, inputs)
     return Plan(found, threads, limit, data, longest, fitting, inputs.outlined, chosen_here)
 
 

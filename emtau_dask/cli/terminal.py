@@ -237,8 +237,8 @@ def _print_tables(result: RunResult) -> None:
 
     console = console_on(sys.stdout)
     console.print(component_table(result.model, result.label_counts))
-    rows = result.inputs.rows
-    console.print(fit_table(result.model, data_text(result.outputs.config, rows), rows.shape[0]))
+    data = data_text(result.outputs.config, result.inputs)
+    console.print(fit_table(result.model, data, result.inputs.rows.shape[0]))
     for what, path in result.outputs.places.items():
         echo(f"{what} saved in {path}")
 

@@ -485,9 +485,7 @@ class TestTheCommandLine:
         assert self.VARIABLES[1] in Path("page.html").read_text(encoding="utf-8")
 
     def test_fits_along_a_dimension(self):
-        CUBE.drop_vars("by_band_and_lat").to_dataset(name="sea").assign(land=CUBE.lat * 0.5).to_netcdf(
-            "c.nc"
-        )
+        CUBE.drop_vars("by_band_and_lat").to_dataset(name="sea").assign(land=CUBE.lat * 0.5).to_netcdf("c.nc")
         for name, options in (("one", ()), ("two", ("--array", "sea"))):
             command("fit", "c.nc", "--features", "band", *options, *self.QUICK, "-o", name)
             model = GaussianMixture.load(f"{name}/model.zarr")
