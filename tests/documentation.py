@@ -21,6 +21,8 @@ PAGES = (
     ROOT / "README.md",
     *sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN),
 )
+STORIES = {DOCS / "stories" / f"{name}.md" for name in ("cells", "icechunk", "land-cover")}
+"""Pages that need the extra `stories`."""
 FENCE = re.compile(r"^```(.*)$")
 REASON = re.compile(r"^<!-- not run: (.+) -->$")
 DIRECTIVE = re.compile(r"^\{[a-z-]+\}")

@@ -132,6 +132,10 @@ def _refuse_kinds(data: Any, what: str) -> None:
             f"times. Give numpy.array(list({what})), or for more than fits in memory a dask array or the "
             "path of stored rows."
         )
+    if hasattr(data, "obsm"):
+        raise InvalidDataError(
+            f"{what} is an AnnData, which holds several arrays. Give one, such as {what}.obsm['X_pca']."
+        )
     if isinstance(data, np.ma.MaskedArray):
         raise InvalidDataError(f"{what} is a masked array; fill it, for example with .filled(numpy.nan).")
     check_real_numbers(data, what)

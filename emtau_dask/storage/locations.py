@@ -61,6 +61,16 @@ FORMATS = (
         (".nc", ".nc4"),
         remedy="Name its features: --features A,B, or fit(xarray.open_dataset(path), features=[...])",
     ),
+    Format(
+        "a raster image",
+        (".tif", ".tiff"),
+        remedy="Open it in Python: fit(rioxarray.open_rasterio(path, chunks=True), features='band')",
+    ),
+    Format(
+        "an AnnData file",
+        (".h5ad",),
+        remedy="Write it once as zarr, adata.write_zarr('cells.zarr'), and give that with --array obsm/X_pca",
+    ),
     Format("a pickle", (".pkl", ".joblib")),
     Format("an ORC file", (".orc",)),
     Format("a JSON file", (".json", ".jsonl")),
