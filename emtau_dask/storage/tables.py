@@ -6,7 +6,6 @@ They appear at their place complete or not at all, see `publishing`.
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -121,41 +120,27 @@ class _Parquet:
 
 
 class _Text:
-    """CSV in UTF-8: values in quotes only where they need them, nulls as nothing."""
+    """CSV in UTF-8: text in quotes, nulls as nothing."""
 
     def __init__(self, file: BinaryIO, schema: pa.Schema, delimiter: str) -> None:
-        self._file, self._delimiter = file, delimiter
-        header = io.StringIO()
-        csv.writer(header, delimiter=delimiter, lineterminator="\n").writerow(schema.names)
-        file.write(header.getvalue().encode())
+        pa = loaded_pyarrow()
+        from pyarrow.csv import CSVWriter, WriteOptions
+
+        def written(kind: Any) -> Any:
+            numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+            return kind if numeric else pa.large_string()
+
+        self._schema = pa.schema([(field.name, written(field.type)) for field in schema])
+        self._writer = CSVWriter(file, self._schema, write_options=WriteOptions(delimiter=delimiter))
 
     def append(self, rows: pa.Table) -> None:
-        pa = loaded_pyarrow()
-        import pyarrow.compute as pc
-
-        text = pa.large_string()
-        fields = [self._quoted(column.cast(text)) for column in rows.columns]
-        lines = pc.binary_join_element_wise(
-            *fields, pa.scalar(self._delimiter, text), null_handling="replace"
-        )
-        # As bytes: parquet may hold text that is not UTF-8.
-        self._file.writelines(line + b"\n" for line in lines.cast(pa.large_binary()).to_pylist())
+        self._writer.write_table(rows.cast(self._schema))
 
     def finish(self) -> None:
-        """Do nothing: lines are written as they come."""
+        self._writer.close()
 
     def abandon(self) -> None:
-        """Do nothing."""
-
-    def _quoted(self, text: pa.ChunkedArray) -> pa.ChunkedArray:
-        import pyarrow.compute as pc
-
-        special = pc.match_substring_regex(text, rf'["\r\n{self._delimiter}]')
-        if not pc.any(special).as_py():
-            return text
-        doubled = pc.replace_substring(text, '"', '""')
-        quote, nothing = (loaded_pyarrow().scalar(each, text.type) for each in ('"', ""))
-        return pc.if_else(special, pc.binary_join_element_wise(quote, doubled, quote, nothing), text)
+        self._writer.close()
 
 
 def columns_and_attributes(path: Path) -> tuple[list[str], dict[str, Any]]:
