@@ -34,7 +34,7 @@ from pauses import Interval, Pauses
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import EMTau, GaussianMixture
-from emtau_dask.checkpoint.writer import CheckpointJournal
+from emtau_dask.checkpoint.writer import CheckpointStateStore
 from emtau_dask.datasets import make_dataset
 from emtau_dask.em.history import SilentObserver
 from emtau_dask.estimator import fitting
@@ -69,7 +69,7 @@ class Spent:
         with (
             patch.object(LocalObjects, "put", counting_put),
             patch.object(CommitLog, "append", counting_append),
-            patch.object(CheckpointJournal, "save", clocked(CheckpointJournal.save, self.commits)),
+            patch.object(CheckpointStateStore, "save", clocked(CheckpointStateStore.save, self.commits)),
             patch.object(fitting, "compare_samples", clocked(fitting.compare_samples, self.fingerprint)),
         ):
             yield

@@ -50,7 +50,7 @@ from passes_fits import (
 )
 
 from emtau_dask import GaussianMixture
-from emtau_dask.em.settings import NAMED_TOL
+from emtau_dask.em.settings import DEFAULT_TOL
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.mixture.parameters import MixtureParameters
 
@@ -241,7 +241,7 @@ def stops(outcome: Outcome) -> dict[str, Pass | None]:
     sampling, N = outcome.gaps["p/2N"], outcome.rows
     by = {
         "change < 1e-3": (1e-3, 0.0),
-        "change < 1e-5": (NAMED_TOL, 0.0),
+        "change < 1e-5": (DEFAULT_TOL, 0.0),
         "gap < 0.1 p/2N": (0.0, 0.1 * sampling),
         "gap < 0.01 p/2N": (0.0, 0.01 * sampling),
         "gap < 1/8N": (0.0, 1 / (8 * N)),

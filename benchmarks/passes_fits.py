@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from emtau_dask import GaussianMixture
 from emtau_dask.em import IterationRecord
 from emtau_dask.em.history import SilentObserver
-from emtau_dask.em.settings import NAMED_TOL, automatic, tolerances
+from emtau_dask.em.settings import DEFAULT_TOL, automatic, tolerances
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -208,7 +208,7 @@ def fit_accelerator(
     except SingularComponentError as error:
         failure = str(error)
     passes = tuple(score.passes)
-    return Fit(passes, score.parameters, stop_of(passes, NAMED_TOL, 0.0), failure)
+    return Fit(passes, score.parameters, stop_of(passes, DEFAULT_TOL, 0.0), failure)
 
 
 def fit_scikit_learn(data: Data, seed: int, setting: Setting) -> Fit:

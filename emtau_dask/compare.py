@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.dask_config import read_settings
-from emtau_dask.data.chunk import ChunkContents, ChunkLoader, LoadedChunk
+from emtau_dask.data.chunk import ChunkDigest, ChunkLoader, LoadedChunk
 from emtau_dask.data.opening import as_source
 from emtau_dask.data.source import ChunkRange, ChunkReader, Source
 from emtau_dask.em.assignment import NearestCentre
 from emtau_dask.em.compiling import check_compiler, worth_compiling
-from emtau_dask.em.contents import NotingTask
 from emtau_dask.em.history import FitObserver
-from emtau_dask.em.journal import row_fields, temporary_journal
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.problem import SCAN_ROWS, Context, Problem, first_unusable_row_named, make_problem
 from emtau_dask.em.settings import EmSettings, tolerances
@@ -34,7 +32,9 @@ from emtau_dask.em.starts import (
     starting_parameters,
 )
 from emtau_dask.em.state import RunState
+from emtau_dask.em.state_store import row_fields, temporary_state_store
 from emtau_dask.em.task import EStepItem
+from emtau_dask.em.verification import DigestingTask
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import Seeds
 from emtau_dask.execution.choice import choose_executor
@@ -47,7 +47,7 @@ from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.policy import SCORED_AT, ActivityPolicy, Traced
 from emtau_dask.settings import Settings
 from emtau_dask.storage.objects import ObjectStore
-from emtau_dask.storage.row_state import SlotState
+from emtau_dask.storage.row_state import RowStateRef
 
 
 def _scored(kernels: RowKernels, rows: Floats) -> tuple[Floats, Floats]:
@@ -91,7 +91,7 @@ class Held:
     e_steps: tuple[Callable[[Floats], Floats], ...]
     objects: ObjectStore | None = None
 
-    def scored_at(self, state: SlotState | None, n_rows: int) -> NDArray[Any]:
+    def scored_at(self, state: RowStateRef | None, n_rows: int) -> NDArray[Any]:
         """Return the iteration that last scored each row of a chunk; without row state, the last one."""
         if self.objects is None or state is None:
             return np.full(n_rows, len(self.e_steps))
@@ -128,7 +128,7 @@ class FinishedFit:
 
     summary: FitSummary
     held: Held
-    states: Mapping[int, SlotState]
+    states: Mapping[int, RowStateRef]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +170,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, eq=False)
-class _EvaluationTask(NotingTask[tuple[LoadedChunk, NDArray[Any] | None], Evaluation]):
+class _EvaluationTask(DigestingTask[tuple[LoadedChunk, NDArray[Any] | None], Evaluation]):
     loader: ChunkLoader
     n_components: int
     labels: ChunkReader | None
@@ -212,10 +212,10 @@ class _EvaluationTask(NotingTask[tuple[LoadedChunk, NDArray[Any] | None], Evalua
             len(positions), math.fsum(distances), held_table, final_table, math.fsum(likelihoods)
         )
 
-    def contents(
+    def digests(
         self, item: EStepItem, found: tuple[LoadedChunk, NDArray[Any] | None]
-    ) -> tuple[ChunkContents, ...]:
-        return found[0].contents()
+    ) -> tuple[ChunkDigest, ...]:
+        return found[0].digests()
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def evaluate(problem: Problem, fit: FinishedFit, reference: Held, labels: KnownL
         name="evaluate",
         stage=f"evaluating {fit.summary.name}",
         items={chunk: EStepItem(chunk_range, fit.states.get(chunk)) for chunk, chunk_range in ranges},
-        beside=source or NO_SOURCE,
+        extra=source or NO_SOURCE,
     )
     assert evaluation is not None
     return evaluation
@@ -370,15 +370,15 @@ def _fitted(
     fields = row_fields(problem.rows, problem.n_components, settings.policy, settings.max_iter)
     scored_under = [start]
     problem.context.observer.note(name)
-    with temporary_journal(fields, len(problem.rows.chunk_rows)) as journal:
+    with temporary_state_store(fields, len(problem.rows.chunk_rows)) as state_store:
 
         def after(state: RunState) -> None:
-            journal.retain(state)
+            state_store.retain(state)
             scored_under.append(state.parameters)
 
         began = time.perf_counter()
-        with journal.watched():
-            state = iterate(problem, RunState(start, None), settings, journal.writer, after)
+        with state_store.explained_errors():
+            state = iterate(problem, RunState(start, None), settings, state_store.writer, after)
         seconds = time.perf_counter() - began
         e_steps = tuple(
             partial(posterior, scoring_kernels(parameters, compiled=problem.compiled))
@@ -386,7 +386,7 @@ def _fitted(
         )
         work, stop_reason = state.history.work, state.stop_reason or ""
         summary = FitSummary(name, state.iteration, work, seconds, stop_reason, state.parameters)
-        yield FinishedFit(summary, Held(e_steps, journal.objects), state.slots)
+        yield FinishedFit(summary, Held(e_steps, state_store.objects), state.row_state)
 
 
 def _clustered(problem: Problem, seed: int) -> FinishedFit:

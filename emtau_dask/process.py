@@ -33,8 +33,8 @@ from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_i
 T = TypeVar("T")
 OWN = "emtau_dask"
 READERS = (OWN, "zarr", "numcodecs", "dask", "distributed", "fsspec", "pyarrow")
-REMEMBERED = 256
-"""Maximum tokens of verified access that a process remembers; forgotten ones are verified again."""
+MAX_TOKENS = 256
+"""Maximum number of verified tokens that a process remembers; others are verified again."""
 SWITCH_INTERVAL = 5e-5
 """Switch interval of the interpreter during a fit (seconds); Python's default is 5e-3."""
 KEPT_BYTES = 2**25 - 2**16
@@ -57,7 +57,7 @@ class ProcessObjects:
         """Return this process's own object of a kind.
 
         Tasks run wherever dask sends them, and find there what tasks of the same process share: the rows that
-        it keeps between passes, its budget for reads, its threads that wait, what it has proved.
+        it keeps between passes, its budget for reads, its waiting threads, what it has verified.
 
         Parameters
         ----------
@@ -129,31 +129,31 @@ def differences(its: Mapping[str, str], mine: Mapping[str, str], here: str = "he
     )
 
 
-class Proofs:
+class VerifiedTokens:
     """The tokens of access that this process has verified."""
 
     def __init__(self) -> None:
-        self._settled: dict[str, None] = {}
-        self._settling = threading.RLock()
+        self._tokens: dict[str, None] = {}
+        self._lock = threading.RLock()
 
-    def once(self, token: str, prove: Callable[[], None]) -> None:
-        """Call ``prove`` unless it has returned before for this token; other threads wait meanwhile.
+    def once(self, token: str, verify: Callable[[], None]) -> None:
+        """Call ``verify`` unless it has returned before for this token; other threads wait meanwhile.
 
-        Errors of ``prove`` are passed on, and the next call tries again.
+        Its errors are raised, and the next call tries again.
         """
-        if token in self._settled:
+        if token in self._tokens:
             return
-        with self._settling:
-            if token not in self._settled:
-                prove()
-                self.settle(token)
+        with self._lock:
+            if token not in self._tokens:
+                verify()
+                self.add(token)
 
-    def settle(self, token: str) -> None:
-        """Remember the access of ``token`` as verified."""
-        with self._settling:
-            self._settled[token] = None
-            while len(self._settled) > REMEMBERED:
-                del self._settled[next(iter(self._settled))]
+    def add(self, token: str) -> None:
+        """Remember a token as verified."""
+        with self._lock:
+            self._tokens[token] = None
+            while len(self._tokens) > MAX_TOKENS:
+                del self._tokens[next(iter(self._tokens))]
 
 
 def this_process() -> str:

@@ -24,8 +24,8 @@ from emtau_dask.estimator import fitting
 def few_rows_suffice(least=30, per_parameter=2):
     """Samples and sampled rows are used on thousands of rows, where else millions are wanted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resolving, "LEAST_SAMPLE", least)
-        patch.setattr(resolving, "ROWS_PER_PARAMETER", per_parameter)
+        patch.setattr(resolving, "MIN_SAMPLE_ROWS", least)
+        patch.setattr(resolving, "MIN_ROWS_PER_PARAMETER", per_parameter)
         yield
 
 
@@ -66,8 +66,8 @@ def iterations():
             Iteration(
                 after.records[-1],
                 state.parameters,
-                progress.ascent.trial.kind.value,
-                progress.level,
+                progress.quasi_newton.proposal.kind.value,
+                progress.sample_index,
                 progress.cycle is not None,
                 progress.annealed_passes,
                 progress.chosen,

@@ -21,6 +21,8 @@ PAGES = (
     ROOT / "README.md",
     *sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN),
 )
+STORIES = {DOCS / "stories" / f"{name}.md" for name in ("cells", "icechunk", "land-cover")}
+"""Pages that need the extra `stories`."""
 FENCE = re.compile(r"^```(.*)$")
 REASON = re.compile(r"^<!-- not run: (.+) -->$")
 DIRECTIVE = re.compile(r"^\{[a-z-]+\}")
@@ -112,6 +114,8 @@ class Reader:
             warnings.simplefilter("error", UserWarning)
             # Tests run side by side, and a cluster of another one may have dask's port.
             warnings.filterwarnings("ignore", "Port 8787 is already in use")
+            # AnnData and xarray write it in every store.
+            warnings.filterwarnings("ignore", "Consolidated metadata is currently not part")
             exec(code, vars(self.module))
 
     def _yaml(self, block):

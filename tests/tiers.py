@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-TIERS = {"exhaustive", "kills", "cluster", "sample", "docs", "soak"}
+TIERS = {"exhaustive", "kills", "cluster", "sample", "docs", "stories", "soak"}
 
 
 def exhaustive_but(kept, cases):

@@ -1,8 +1,8 @@
 """Frozen records as strict JSON and arrays, and back, by the records' own annotations.
 
-What is read may come from a stranger. It becomes records, numbers and texts of the annotated types, within
-annotated constraints, or is refused. No name in it is looked up. Numbers are finite, integers are counts of
-at most 2**48, and nesting goes as deep as the annotations, or 32 levels where these allow any JSON.
+Input may be untrusted. It becomes records, numbers and texts of the annotated types within the annotated
+constraints, or is refused; no name in it is looked up. Numbers are finite, integers are counts of at most
+2**48, and nesting is as deep as the annotations, or 32 levels if these allow any JSON.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from emtau_dask.constraints import Constraint
 from emtau_dask.errors import short
 
 MAX_COUNT = 2**48
-MAX_INTEGER = 10**20
-"""In JSON of any kind, such as the parameters of a user's policy."""
-MAX_DEPTH = 32
+MAX_INTEGER, MAX_DEPTH = 10**20, 32
+"""Maximum integer and depth in JSON of any kind, such as the parameters of a user's policy."""
 
 
 class FormatError(ValueError):
-    """A value cannot be written or read; ``path`` are the fields that lead to it, ``why`` is a predicate."""
+    """A value cannot be written or read; ``path`` are the fields that lead to it, and ``why`` says why."""
 
     def __init__(self, why: str, path: tuple[str, ...] = ()) -> None:
         super().__init__(f"{short('.'.join(path), 120)[1:-1] or 'it'} {why}")
@@ -39,10 +38,10 @@ class FormatError(ValueError):
 
 
 class Form(NamedTuple):
-    """How values of one type become JSON, and come back; both raise `FormatError`.
+    """How values of one type become JSON, and how JSON becomes values; both raise `FormatError`.
 
-    The second argument takes the arrays in values by ``put(name, array)``, which returns the JSON for one, or
-    gives them back by ``get(name, json)``. ``name`` is that under which the attribute is stored.
+    The second argument stores the arrays in values: ``put(name, array)`` returns the JSON for an array, and
+    ``get(name, json)`` returns the array. ``name`` is the stored name of the attribute.
     """
 
     encode: Callable[[Any, Any], Any]
@@ -81,14 +80,14 @@ def _text(value: Any, _: Any = None) -> str:
     return str(value)
 
 
-def _plain(value: Any, _: Any = None, depth: int = MAX_DEPTH) -> Any:
+def _any_json(value: Any, _: Any = None, depth: int = MAX_DEPTH) -> Any:
     """Return JSON of any kind."""
     if depth == 0:
         raise FormatError(f"is nested too deeply: it must have at most {MAX_DEPTH} levels")
     if isinstance(value, Mapping):
-        return _by_name(value, _text, lambda inner: _plain(inner, None, depth - 1))
+        return _by_name(value, _text, lambda inner: _any_json(inner, None, depth - 1))
     if isinstance(value, (list, tuple)):
-        return [_plain(inner, None, depth - 1) for inner in value]
+        return [_any_json(inner, None, depth - 1) for inner in value]
     if isinstance(value, str):
         return _text(value)
     whole = type(value) is int and abs(value) <= MAX_INTEGER
@@ -134,7 +133,7 @@ def as_object(value: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
 SCALARS: Mapping[Any, Form] = MappingProxyType(
     {
         kind: Form(check, check)
-        for kind, check in ((bool, _flag), (int, _count), (float, _number), (str, _text), (Any, _plain))
+        for kind, check in ((bool, _flag), (int, _count), (float, _number), (str, _text), (Any, _any_json))
     }
 )
 
@@ -147,21 +146,21 @@ def _none() -> Mapping[Any, Any]:
 
 @dataclass(frozen=True)
 class Codec:
-    """What annotations do not say of a format.
+    """A format: what the annotations of records do not say.
 
     Attributes
     ----------
     names : mapping of type to mapping of str to str
-        The attributes of a record that are stored, with their names there; without an entry all fields are,
-        under their own. One that is no field is an array.
+        The stored attributes of a record, with their stored names; without an entry all fields are stored
+        under their own names. An attribute that is not a field is an array.
     makers : mapping of type to callable (arrays, values) -> object
-        What makes a record of the values of these attributes, where its type alone cannot.
+        Makes a record from the values of these attributes, if its type alone cannot.
     not_finite : mapping of (type, str) to float
-        Attributes whose value may be one that JSON does not have; null stands for it.
+        Attributes that may have this value, which JSON does not have; it is stored as null.
     by_column : frozenset of type
         Tuples of these records are stored as one list for each attribute.
     special : mapping of type to Form
-        Types that are stored in a form of their own.
+        Types with a form of their own.
     """
 
     names: Mapping[type, Mapping[str, str]] = field(default_factory=_none)
@@ -171,7 +170,7 @@ class Codec:
     special: Mapping[type, Form] = field(default_factory=_none)
 
     def form(self, kind: Any, name: str = "") -> Form:
-        """Return the form of an annotation, of an attribute that is stored under ``name``."""
+        """Return the form of an annotation, for an attribute that is stored under ``name``."""
         found = self.special.get(kind) or SCALARS.get(kind)
         if found is not None:
             return found
@@ -195,14 +194,14 @@ class Codec:
 
     def _array(self, _: Arguments, name: str) -> Form:
         return Form(
-            lambda values, arrays: arrays.put(name, values), lambda plain, arrays: arrays.get(name, plain)
+            lambda values, arrays: arrays.put(name, values), lambda json, arrays: arrays.get(name, json)
         )
 
     def _optional(self, arguments: Arguments, name: str) -> Form:
         (inner,) = (self.form(each, name) for each in arguments if each is not NoneType)
         return Form(
             lambda value, arrays: None if value is None else inner.encode(value, arrays),
-            lambda plain, arrays: None if plain is None else inner.decode(plain, arrays),
+            lambda json, arrays: None if json is None else inner.decode(json, arrays),
         )
 
     def _literal(self, arguments: Arguments, _: str) -> Form:
@@ -214,7 +213,7 @@ class Codec:
         def check(value: Any, _: Any) -> Any:
             if not constraint.holds(value):
                 raise _wrong(value, constraint.words)
-            return _plain(value)
+            return _any_json(value)
 
         return Form(check, check)
 
@@ -230,10 +229,10 @@ class Codec:
         def encode(values: Any, arrays: Any) -> list[Any]:
             return [form.encode(value, arrays) for form, value in each_with(values)]
 
-        def decode(plain: Any, arrays: Any) -> tuple[Any, ...]:
-            if len(as_list(plain)) != len(forms) and not endless:
-                raise _wrong(plain, f"a list of {len(forms)}")
-            return tuple(form.decode(value, arrays) for form, value in each_with(plain))
+        def decode(json: Any, arrays: Any) -> tuple[Any, ...]:
+            if len(as_list(json)) != len(forms) and not endless:
+                raise _wrong(json, f"a list of {len(forms)}")
+            return tuple(form.decode(value, arrays) for form, value in each_with(json))
 
         return Form(encode, decode)
 
@@ -245,9 +244,9 @@ class Codec:
                 values, lambda own: key.encode(own, arrays), lambda value: inner.encode(value, arrays)
             )
 
-        def decode(plain: Any, arrays: Any) -> dict[str, Any]:
+        def decode(json: Any, arrays: Any) -> dict[str, Any]:
             return _by_name(
-                as_object(plain),
+                as_object(json),
                 lambda text: key.decode(text, arrays),
                 lambda value: inner.decode(value, arrays),
             )
@@ -255,7 +254,7 @@ class Codec:
         return Form(encode, decode)
 
     def record(self, kind: Any) -> Form:
-        """Return the form of a record: an object with just what is stored of it."""
+        """Return the form of a record: an object with exactly its stored attributes."""
         forms, make = self._attributes(kind), self.makers.get(kind)
         names = [name for name, _ in forms.values()]
 
@@ -268,11 +267,11 @@ class Codec:
                 raise error.within(name) from error
             return found
 
-        def decode(plain: Any, arrays: Any) -> Any:
-            plain, found, name = as_object(plain, names), {}, ""
+        def decode(json: Any, arrays: Any) -> Any:
+            json, found, name = as_object(json, names), {}, ""
             try:
                 for attribute, (name, form) in forms.items():
-                    found[attribute] = form.decode(plain[name], arrays)
+                    found[attribute] = form.decode(json[name], arrays)
             except FormatError as error:
                 raise error.within(name) from error
             return kind(**found) if make is None else make(arrays, found)
@@ -294,8 +293,8 @@ class Codec:
             rows = [record.encode(each, arrays) for each in records]
             return {name: [row[name] for row in rows] for name in names}
 
-        def decode(plain: Any, arrays: Any) -> tuple[Any, ...]:
-            columns = [as_list(as_object(plain, names)[name]) for name in names]
+        def decode(json: Any, arrays: Any) -> tuple[Any, ...]:
+            columns = [as_list(as_object(json, names)[name]) for name in names]
             if len({len(column) for column in columns}) > 1:
                 raise FormatError("has columns of several lengths")
             rows = zip(*columns, strict=True)
@@ -305,7 +304,7 @@ class Codec:
 
 
 def _choice(members: Mapping[str, Any]) -> Form:
-    """Return the form of one of several values, by their texts on disk."""
+    """Return the form of one of several values, from their texts on disk."""
     texts = {member: text for text, member in members.items()}
 
     def looked_up(value: Any, table: Mapping[Any, Any]) -> Any:
@@ -314,11 +313,11 @@ def _choice(members: Mapping[str, Any]) -> Form:
         except (KeyError, TypeError):
             raise _wrong(value, f"one of {', '.join(map(repr, members))}") from None
 
-    return Form(lambda member, _: looked_up(member, texts), lambda plain, _: looked_up(plain, members))
+    return Form(lambda member, _: looked_up(member, texts), lambda json, _: looked_up(json, members))
 
 
 def _or_null(unknown: float) -> Form:
     return Form(
         lambda value, _: _number(value) if math.isfinite(value) else None,
-        lambda plain, _: unknown if plain is None else _number(plain),
+        lambda json, _: unknown if json is None else _number(json),
     )

@@ -1,4 +1,4 @@
-"""What a checkpoint remembers of the data, so that no run is resumed on other data."""
+"""Fingerprints of the data in a checkpoint, so that no run is resumed on other data."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any
 from numpy.typing import NDArray
 
 from emtau_dask.checkpoint.manifest import SourceEntry
-from emtau_dask.data.chunk import ChunkContents, contents_of
+from emtau_dask.data.chunk import ChunkDigest, chunk_digest
 from emtau_dask.data.source import ChunkRange, ChunkReader, Source, chunk_ranges
 from emtau_dask.errors import CheckpointMismatchError
 from emtau_dask.execution.executor import Executor, MapReduce, PassObserver
 
-MOST_SAMPLES = 16
-SAMPLED_BYTES, SAMPLED_SHARE = 2**26, 20
-"""What a sample may read beyond one chunk: 64 MiB of values, or a twentieth of all, whichever is more."""
-SHOWN_CHUNKS = 8
-"""How many runs of equal chunks a message lists."""
+MAX_SAMPLED_CHUNKS = 16
+MAX_SAMPLED_BYTES, SAMPLED_DIVISOR = 2**26, 20
+"""Maximum bytes of the sampled chunks if these are several: 64 MiB, or a twentieth of all if that is more."""
+MAX_SHOWN_CHUNKS = 8
+"""Maximum number of runs of equal chunks that a message lists."""
 
 
-def _contents(
+def _chunk_digest(
     source: str, reader: ChunkReader, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]
-) -> tuple[ChunkContents, ...]:
-    return (contents_of(source, chunk_range.chunk, reader.load(chunk_range, blocks)),)
+) -> tuple[ChunkDigest, ...]:
+    return (chunk_digest(source, chunk_range.chunk, reader.load(chunk_range, blocks)),)
 
 
 def sampled(source: Source) -> dict[int, ChunkRange]:
-    """Return the chunks to sample: at most 16 of those that hold rows, evenly spaced.
+    """Return the chunks to sample: at most 16 of the chunks with rows, evenly spaced.
 
     There is at least one, and no more than may be read if all chunks had the mean length.
     """
@@ -39,14 +39,14 @@ def sampled(source: Source) -> dict[int, ChunkRange]:
     if not ranges:
         return {}
     all_bytes = math.prod(source.shape) * source.dtype.itemsize
-    allowed = max(SAMPLED_BYTES, all_bytes // SAMPLED_SHARE) * len(ranges) // max(1, all_bytes)
-    count = max(1, min(MOST_SAMPLES, len(ranges), allowed))
+    allowed = max(MAX_SAMPLED_BYTES, all_bytes // SAMPLED_DIVISOR) * len(ranges) // max(1, all_bytes)
+    count = max(1, min(MAX_SAMPLED_CHUNKS, len(ranges), allowed))
     picked = (ranges[(2 * i + 1) * len(ranges) // (2 * count)] for i in range(count))
     return {chunk_range.chunk: chunk_range for chunk_range in picked}
 
 
 def fingerprint(source: Source) -> SourceEntry:
-    """Return what is known of a source without reading it."""
+    """Return the fingerprint of a source without its values, which are not read."""
     return SourceEntry(
         shape=tuple(int(size) for size in source.shape),
         dtype=source.dtype.str,
@@ -54,13 +54,13 @@ def fingerprint(source: Source) -> SourceEntry:
     )
 
 
-def sampled_contents(
+def sampled_digests(
     source: Source, what: str, executor: Executor, observer: PassObserver
-) -> tuple[ChunkContents, ...]:
-    """Return the contents of the chunks of `sampled` of a source, called ``what``; reads them."""
+) -> tuple[ChunkDigest, ...]:
+    """Read the chunks of `sampled` of a source, and return their digests; messages call it ``what``."""
     items = sampled(source)
     work = MapReduce(
-        partial(_contents, what, source.reader()),
+        partial(_chunk_digest, what, source.reader()),
         _joined,
         [source],
         items,
@@ -71,7 +71,7 @@ def sampled_contents(
     return executor.map_reduce(work, observer) or ()
 
 
-def _joined(parts: Iterable[tuple[ChunkContents, ...]]) -> tuple[ChunkContents, ...]:
+def _joined(parts: Iterable[tuple[ChunkDigest, ...]]) -> tuple[ChunkDigest, ...]:
     return tuple(chain.from_iterable(parts))
 
 
@@ -96,8 +96,8 @@ def check_same(what: str, saved: SourceEntry | None, found: SourceEntry | None) 
 
 
 def _shortened(pairs: Sequence[tuple[int, int]]) -> str:
-    shown = ", ".join(map(str, pairs[:SHOWN_CHUNKS]))
-    if len(pairs) <= SHOWN_CHUNKS:
+    shown = ", ".join(map(str, pairs[:MAX_SHOWN_CHUNKS]))
+    if len(pairs) <= MAX_SHOWN_CHUNKS:
         return shown
     rest = sha256(repr(pairs).encode()).hexdigest()[:12]
     return f"{shown}, … in {len(pairs)} runs (SHA-256 {rest})"

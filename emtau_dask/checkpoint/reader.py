@@ -1,7 +1,7 @@
-"""Reading a fit back from its commits; everything is verified.
+"""Reading a fit from its commits; everything is verified.
 
-Every object that a commit refers to is read once. Where one is missing or altered, or the commit says what
-cannot be, the commit before it is used.
+Every object that a commit refers to is read once. If one is missing or altered, or if the commit contradicts
+itself, the commit before it is used.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from emtau_dask.storage.files import each
 from emtau_dask.storage.objects import ObjectStore, decode, read_verified
 from emtau_dask.storage.row_state import StateObject, most_object_rows
 
-MAX_OBJECT_ROWS = 2**40
-MAX_FIELDS = 16
+MAX_OBJECT_ROWS, MAX_FIELDS = 2**40, 16
+"""Maximum rows of an object of row state, and maximum fields."""
 ATTEMPT = r"[0-9]{1,15}-[0-9a-f]{32}"
 ATTEMPT_ID = re.compile(ATTEMPT)
 ARRAY_KEY = re.compile(rf"attempts/{ATTEMPT}/[a-z_]{{1,40}}/c(\.[0-9]{{1,15}}){{1,4}}")
@@ -46,7 +46,7 @@ REFERENCE = CODEC.record(ArrayRef)
 
 @dataclass(frozen=True, eq=False)
 class SavedFit:
-    """A fit as a commit has it; every object that the commit refers to is verified.
+    """A fit as stored in a commit; every object that the commit refers to is verified.
 
     Attributes
     ----------
@@ -54,11 +54,11 @@ class SavedFit:
     manifest : Manifest
     content : Content
     known : mapping of (str, str) to str
-        The keys of its arrays, by their names and digests.
+        The keys of its arrays, by name and digest.
     row_state : frozenset of StateObject
-        The objects that hold all row state.
+        The objects of row state.
     passed_over : tuple of str
-        Why newer commits are not used.
+        Why newer commits are not used, one message for each.
     """
 
     log: CommitLog
@@ -84,8 +84,8 @@ class SavedFit:
         return self.content.fit
 
     @property
-    def contents(self) -> dict[tuple[str, str], dict[int, bytes]]:
-        """What each chunk of the data holds, see `Contents`."""
+    def digests(self) -> dict[tuple[str, str], dict[int, bytes]]:
+        """The digest of each chunk of the data, see `DataVerifier`."""
         return {
             (one.source, one.made_on): {
                 int(chunk): one.digests[chunk].tobytes() for chunk in np.flatnonzero(one.digests.any(axis=1))
@@ -108,8 +108,8 @@ class _StoredArrays:
     data: Mapping[ArrayRef, bytes]
     found: dict[tuple[str, str, str], NDArray[Any]] = field(default_factory=dict)
 
-    def get(self, name: str, plain: Any) -> NDArray[Any]:
-        reference, layout = REFERENCE.decode(plain, None), self.frame.layouts.get(name)
+    def get(self, name: str, json: Any) -> NDArray[Any]:
+        reference, layout = REFERENCE.decode(json, None), self.frame.layouts.get(name)
         if layout is None:
             raise FormatError("needs acceleration, which the settings do not have")
         place = name, reference.sha256, reference.key
@@ -123,7 +123,7 @@ class _StoredArrays:
 
 
 def _objects_of(content: Mapping[str, Any], objects: ObjectStore, frame: Frame) -> dict[ArrayRef, bytes]:
-    """Return the objects that the content of a commit refers to, read side by side and verified."""
+    """Return the objects that the content of a commit refers to, read in parallel and verified."""
     most = max(math.prod(one.chunks) * np.dtype(one.dtype).itemsize for one in frame.layouts.values())
     found, todo = set(), list(content.values())
     while todo:
@@ -140,16 +140,16 @@ def _objects_of(content: Mapping[str, Any], objects: ObjectStore, frame: Frame) 
 
 
 def read_commit(log: CommitLog, number: int) -> SavedFit:
-    """Return a commit after reading every object that it refers to, but for row state.
+    """Return a commit after reading every object that it refers to, except row state.
 
     Its settings, which are bounded, give the sizes that its objects must have. Raises
-    `CheckpointCorruptError` where the commit or an object is missing or altered, or where it says what cannot
-    be.
+    `CheckpointCorruptError` if the commit or an object is missing or altered, or if the commit contradicts
+    itself.
     """
-    plain = log.read(number)
+    json = log.read(number)
     try:
-        manifest = MANIFEST.decode({name: plain[name] for name in HEAD if name in plain}, None)
-        rest, frame = {name: plain[name] for name in plain if name not in HEAD}, _frame(manifest)
+        manifest = MANIFEST.decode({name: json[name] for name in HEAD if name in json}, None)
+        rest, frame = {name: json[name] for name in json if name not in HEAD}, _frame(manifest)
         arrays = _StoredArrays(log.objects.location, frame, _objects_of(rest, log.objects, frame))
         content = CONTENT.decode(rest, arrays)
         _check_state(content.fit, manifest.config)
@@ -161,7 +161,7 @@ def read_commit(log: CommitLog, number: int) -> SavedFit:
             f"commit {number} in {log.objects.location} cannot be: {error}."
         ) from error
     runs = [run for run in (content.fit.current, content.fit.best) if run is not None]
-    row_state = frozenset(slot.object for run in runs for slot in run.slots.values())
+    row_state = frozenset(stored.object for run in runs for stored in run.row_state.values())
     known = {(name, sha256): key for name, sha256, key in arrays.found}
     return SavedFit(log, manifest, content, known, row_state)
 
@@ -177,7 +177,7 @@ def verify_row_state(saved: SavedFit) -> SavedFit:
 
 
 def _frame(manifest: Manifest) -> Frame:
-    """Return what the arrays of a commit depend on; raises `FormatError` where that contradicts itself."""
+    """Return the frame of a commit's arrays; raises `FormatError` if its parts contradict each other."""
     config, data, attempts = manifest.config, manifest.data, manifest.attempts
     n_chunks = sum(count for _, count in data.chunks)
     most_rows = most_object_rows(data.chunks)
@@ -196,7 +196,7 @@ def _frame(manifest: Manifest) -> Frame:
     except InvalidDataError as error:
         raise FormatError(f"is impossible: {error}", ("config",)) from error
     chunk_rows = np.repeat(*np.array(data.chunks, dtype=np.int64).reshape(-1, 2).T)
-    return Frame(config.asked.covariance_type, layouts, chunk_rows, attempts)
+    return Frame(config.requested.covariance_type, layouts, chunk_rows, attempts)
 
 
 def _check_attempt(attempt: Attempt, most_rows: int) -> None:
@@ -215,7 +215,7 @@ def _check_attempt(attempt: Attempt, most_rows: int) -> None:
 
 
 def _check_state(fit: FitState, config: EmSettings) -> None:
-    """Raise `FormatError` where a fit is at a place that it cannot come to."""
+    """Raise `FormatError` for a state that no fit can reach."""
     if fit.run >= len(config.seeds):
         raise FormatError(f"is in run {fit.run + 1} of {len(config.seeds)}", ("fit",))
     if fit.finished and (fit.current is None or fit.current.stop_reason is None):
@@ -226,15 +226,15 @@ def _check_state(fit: FitState, config: EmSettings) -> None:
 
 
 def read_newest(log: CommitLog) -> SavedFit:
-    """Return the newest whole commit, row state included, also where another process commits meanwhile.
+    """Return the newest intact commit, row state included, even if another process is committing.
 
-    Raises `CheckpointCorruptError` where no commit is whole, and says what is wrong with the newest.
+    Raises `CheckpointCorruptError` if no commit is intact; the message says what is wrong with the newest.
     """
     return _newest(log, lambda number: verify_row_state(read_commit(log, number)))
 
 
 def open_newest(log: CommitLog) -> SavedFit:
-    """Return what `read_newest` does, without reading row state."""
+    """Return the same as `read_newest`, without reading row state."""
     return _newest(log, partial(read_commit, log))
 
 

@@ -1,4 +1,4 @@
-"""The state of rows in the order of the data's rows: by chunk, and as the plain arrays that a fit leaves."""
+"""Row state in the order of the data's rows: by chunk, and as plain arrays at the end of a fit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from emtau_dask.errors import CheckpointCorruptError, CheckpointError
 from emtau_dask.policies.policy import ACTIVE
 from emtau_dask.storage.files import each
 from emtau_dask.storage.objects import ArrayLayout, ObjectStore, compress, group_document
-from emtau_dask.storage.row_state import RowFields, SlotState, read_slot
+from emtau_dask.storage.row_state import RowFields, RowStateRef, read_row_state
 
 FOLDER = "rows"
-"""Where a fit that has ended leaves its arrays."""
-ARRAY_ROWS = 2**20
-"""Rows of a chunk of these arrays, at most, unless a chunk of the data has more."""
+"""Folder of the arrays of a fit that has ended."""
+MAX_ARRAY_ROWS = 2**20
+"""Maximum rows of a chunk of these arrays, unless a chunk of the data has more."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ class ScoredNext:
     Attributes
     ----------
     samples : Samples or None
-    level : int
-        Which of the samples.
+    index : int
+        Of the sample.
     """
 
     samples: Samples | None = None
-    level: int = 0
+    index: int = 0
 
     def __call__(self, chunk_range: ChunkRange) -> NDArray[np.bool_]:
         """Return the mask of a chunk's rows, of shape (n_rows,)."""
         positions = np.arange(chunk_range.n_rows)
         if self.samples is None:
             return np.ones(len(positions), np.bool_)
-        return self.samples.numbers(chunk_range, positions) < self.samples.shares[self.level]
+        return self.samples.numbers(chunk_range, positions) < self.samples.shares[self.index]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CommittedRows:
         Of the commit.
     fields : RowFields
     scored_next : ScoredNext or None
-        None where row state alone says which rows are active.
+        None if row state alone says which rows are active.
     """
 
     objects: ObjectStore
@@ -65,38 +65,38 @@ class CommittedRows:
     fields: RowFields
     scored_next: ScoredNext | None
 
-    def read(self, chunk_range: ChunkRange, slot: SlotState | None) -> dict[str, NDArray[Any]]:
+    def read(self, chunk_range: ChunkRange, stored: RowStateRef | None) -> dict[str, NDArray[Any]]:
         """Return the arrays of a chunk's rows, of shape (n_rows,) each, by name.
 
-        Those that the policy does not keep are masked where rows are inactive. Rows that were not scored yet
+        Arrays that the policy does not keep for inactive rows are masked there. Rows that were not scored yet
         have zeros.
 
         Raises
         ------
         CheckpointError
-            The run has gone on, so that what the commit refers to is gone.
+            The run has gone on and removed the object.
         CheckpointCorruptError
-            It was altered.
+            The object was altered.
         """
         n_rows = chunk_range.n_rows
-        if slot is None:
+        if stored is None:
             found = {name: np.zeros(n_rows, dtype) for name, dtype in self.fields.by_name.items()}
         else:
-            found = self._stored(slot, n_rows)
+            found = self._read(stored, n_rows)
         active = found.pop(ACTIVE)
         masked = {
             name: values if name in self.fields.kept else np.ma.MaskedArray(values, ~active)
             for name, values in found.items()
         }
-        if slot is None or self.scored_next is not None:
+        if stored is None or self.scored_next is not None:
             active = (self.scored_next or ScoredNext())(chunk_range)
         return {ACTIVE: active, **masked}
 
-    def _stored(self, slot: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
+    def _read(self, stored: RowStateRef, n_rows: int) -> dict[str, NDArray[Any]]:
         try:
-            return read_slot(slot, self.objects, n_rows)
+            return read_row_state(stored, self.objects, n_rows)
         except CheckpointCorruptError as error:
-            if self.objects.get(slot.object.key, 0) is not None:
+            if self.objects.get(stored.object.key, 0) is not None:
                 raise
             raise CheckpointError(
                 f"the run in {self.objects.location} has moved on: the state of rows that its commit "
@@ -107,16 +107,16 @@ class CommittedRows:
 def write_rows(
     objects: ObjectStore, number: int, fields: RowFields, chunk_rows: Sequence[int], state: RunState
 ) -> None:
-    """Write the state of a run's rows as one plain zarr array for each field, of shape (rows,); masked are 0.
+    """Write the row state of a run as a plain zarr array for each field, of shape (rows,), 0 where masked.
 
-    An array's metadata document is written last, so that no array is seen of which rows are missing.
+    The metadata document of an array is written last, so that nobody reads an array with missing rows.
 
     Parameters
     ----------
     objects : ObjectStore
     number : int
-        The commit that has this state; an attribute of every array, as are the iteration and whether the
-        array is of all rows or means something for active ones only.
+        Of the commit with this state. It is an attribute of every array, as are the iteration, and whether
+        the values are of all rows or of active ones only.
     fields : RowFields
     chunk_rows : sequence of int
         Of the data.
@@ -129,7 +129,7 @@ def write_rows(
     """
     rows = CommittedRows(objects, number, fields, ScoredNext() if state.full_pass_next else None)
     longest = max(chunk_rows)
-    length = longest * max(1, min(ARRAY_ROWS, sum(chunk_rows)) // longest)
+    length = longest * max(1, min(MAX_ARRAY_ROWS, sum(chunk_rows)) // longest)
     layouts = {
         name: ArrayLayout(
             f"{FOLDER}/{name}",
@@ -146,16 +146,17 @@ def write_rows(
         )
         for name, dtype in fields.by_name.items()
     }
-    for place, parts in enumerate(_pieces(chunk_rows, length)):
+    for index, parts in enumerate(_pieces(chunk_rows, length)):
         found = [
-            (rows.read(chunk_range, state.slots.get(chunk_range.chunk)), own) for chunk_range, own in parts
+            (rows.read(chunk_range, state.row_state.get(chunk_range.chunk)), own)
+            for chunk_range, own in parts
         ]
         objects_of_piece = {}
         for name, layout in layouts.items():
             values = np.concatenate([np.ma.getdata(values[name])[own] for values, own in found])
             padded = np.zeros(length, layout.dtype)
             padded[: len(values)] = values
-            objects_of_piece[layout.chunk_key(place)] = compress(padded)
+            objects_of_piece[layout.chunk_key(index)] = compress(padded)
         each(lambda item: objects.put(*item), objects_of_piece.items())
     documents = {f"{layout.name}/zarr.json": layout.document() for layout in layouts.values()}
     for key, document in {**documents, f"{FOLDER}/zarr.json": group_document({})}.items():
@@ -163,7 +164,7 @@ def write_rows(
 
 
 def remove_rows(objects: ObjectStore) -> None:
-    """Remove the arrays of a fit that goes on, their documents first."""
+    """Remove the arrays of a fit that is continued, their documents first."""
     keys = objects.list(f"{FOLDER}/")
     documents = [key for key in keys if key.endswith("/zarr.json")]
     objects.delete(documents)
@@ -171,7 +172,7 @@ def remove_rows(objects: ObjectStore) -> None:
 
 
 def _pieces(chunk_rows: Sequence[int], length: int) -> Iterator[list[tuple[ChunkRange, slice]]]:
-    """Yield, for every ``length`` rows, the chunks that hold them, and which of their rows these are."""
+    """Yield the chunks of every ``length`` rows, and which of their rows these are."""
     piece: list[tuple[ChunkRange, slice]] = []
     begin = 0
     for chunk_range in chunk_ranges(chunk_rows).values():

@@ -1,4 +1,4 @@
-"""A run as others see it, under way, killed or finished: parameters, history, and the state of every row."""
+"""A run as its checkpoint has it, unfinished or finished: parameters, history, and row state."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from emtau_dask.checkpoint.reader import SavedFit, open_newest
 from emtau_dask.checkpoint.rows import CommittedRows, ScoredNext
 from emtau_dask.data.source import chunk_ranges
 from emtau_dask.em.history import FitHistory
-from emtau_dask.em.settings import EmSettings, most_on_samples
+from emtau_dask.em.settings import EmSettings, max_sample_iterations
 from emtau_dask.em.state import RunState
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.policies.policy import ACTIVE
 from emtau_dask.storage.commits import open_log
-from emtau_dask.storage.row_state import RowFields, SlotState
+from emtau_dask.storage.row_state import RowFields, RowStateRef
 from emtau_dask.storage.stores import object_store
 
 
@@ -29,8 +29,8 @@ from emtau_dask.storage.stores import object_store
 class Run:
     """A run as its newest commit has it; `open_run` returns one.
 
-    The arrays of its rows are attributes, too, by their names: ``run.active``, and what the policy keeps,
-    such as ``run.label`` and ``run.count``.
+    The arrays of its rows are attributes too: ``run.active``, and those of the policy, such as ``run.label``
+    and ``run.count``.
 
     Attributes
     ----------
@@ -48,10 +48,10 @@ class Run:
         ``"tol"``, ``"no-active-rows"`` or ``"max-iter"``; None while the run goes on.
     rows : mapping of str to dask array
         Of shape (N,), in the order and chunks of the data's rows. ``active``, bool: the rows that the next
-        iteration scores. With `FullEM` these are all rows; while a fit is on a sample, the sample's; between
-        full passes of `EMSampled`, those that stand for all. The others are as the policy keeps them
-        (`EMTau`: ``label``, the row's last component, and ``count``, for how many iterations it has been
-        there): masked arrays where the policy keeps nothing of inactive rows, as `EMTau` does.
+        iteration scores. With `FullEM` these are all rows; while a fit is on a sample, its rows; between full
+        passes of `EMSampled`, the rows with sampling weights. The others are those of the policy (`EMTau`:
+        ``label``, the row's last component, and ``count``, the number of its iterations there). They are
+        masked arrays if the policy keeps no values of inactive rows, like `EMTau`.
     """
 
     location: str
@@ -73,16 +73,16 @@ class Run:
         )
 
     def __dir__(self) -> list[str]:
-        """Name the arrays, too."""
+        """Return the names of the arrays too."""
         return [*super().__dir__(), *self.rows]
 
 
 def open_run(path: Any) -> Run:
-    """Open a run that is under way, was killed, or has ended; nothing is written.
+    """Open a run that is running, was killed, or has ended; nothing is written.
 
-    What is returned is the run as its newest commit has it. The arrays of its rows are read when they are
-    computed, each object by the digest that the commit states. A run that goes on removes what only older
-    commits needed: then computing them raises, and the run has to be opened again.
+    The arrays of its rows are read when they are computed, and compared with the digests in the commit. A run
+    that goes on removes objects that only older commits need. Then computing the arrays raises
+    `CheckpointError`; open the run again.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def open_run(path: Any) -> Run:
     CheckpointError
         There is no run, or it was written by another version.
     CheckpointCorruptError
-        None of its commits is whole.
+        None of its commits is intact.
 
     Examples
     --------
@@ -121,25 +121,25 @@ def open_run(path: Any) -> Run:
 
 
 def _scored_next(config: EmSettings, state: RunState | None) -> ScoredNext | None:
-    """Return which rows the next iteration scores; None where row state says that."""
+    """Return which rows the next iteration scores; None if row state says that."""
     if config.acceleration is not None:
-        level = 0 if state is None or state.progress is None else state.progress.level
+        index = 0 if state is None or state.progress is None else state.progress.sample_index
         made = 0 if state is None else state.iteration
-        if level < len(config.shares) and made < most_on_samples(config.max_iter):
-            return ScoredNext(config.acceleration.samples, level)
+        if index < len(config.shares) and made < max_sample_iterations(config.max_iter):
+            return ScoredNext(config.acceleration.samples, index)
     return ScoredNext() if state is None or state.full_pass_next else None
 
 
 def _arrays(saved: SavedFit, state: RunState | None) -> dict[str, da.Array]:
-    """Return the arrays of a run's rows by name; those of one chunk are read together."""
-    slots: Mapping[int, SlotState] = {} if state is None else state.slots
-    fields = next((slot.object.fields for slot in slots.values()), RowFields((ACTIVE,), ("bool",), 1))
+    """Return the arrays of a run's rows, by name; all arrays of a chunk are read at once."""
+    row_state: Mapping[int, RowStateRef] = {} if state is None else state.row_state
+    fields = next((stored.object.fields for stored in row_state.values()), RowFields((ACTIVE,), ("bool",), 1))
     rows = CommittedRows(saved.log.objects, saved.number, fields, _scored_next(saved.config, state))
     chunk_rows = [length for length, count in saved.manifest.data.chunks for _ in range(count)]
     token = uuid4().hex
     ranges = chunk_ranges(chunk_rows)
     read: dict[Hashable, Any] = {
-        (f"rows-{token}", chunk): (rows.read, chunk_range, slots.get(chunk))
+        (f"rows-{token}", chunk): (rows.read, chunk_range, row_state.get(chunk))
         for chunk, chunk_range in ranges.items()
     }
     layers, arrays = {f"rows-{token}": read}, {}

@@ -1,4 +1,4 @@
-"""The state of a fit as JSON and arrays: its records by the codec, and the tables that runs have beside."""
+"""The state of a fit as JSON and arrays: its records by the codec, and the tables of its runs."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ from emtau_dask.policies.policy import ActivityPolicy
 from emtau_dask.policies.registry import DescribedPolicy, describe_policy, policy_described
 from emtau_dask.settings import AUTO, POLICIES, NamedOrPolicy
 from emtau_dask.storage.objects import ArrayLayout
-from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
+from emtau_dask.storage.row_state import RowFields, RowStateRef, StateObject
 
-Slots = Mapping[int, SlotState]
 ROWS_OF: Mapping[str, str] = MappingProxyType(
     {"origins": "origins", **dict.fromkeys(("step", "decrease", "moments", "response"), "moments")}
 )
-"""The array of which each vector of a run's `Progress` is a row; the number of the row is stored for it."""
+"""The array that has each vector of a run's `Progress` as a row; the number of the row is stored for it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """What the arrays of a commit depend on.
+    """The arguments of a commit's arrays.
 
     Attributes
     ----------
@@ -70,7 +69,7 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class _RunArrays:
-    """The arrays of a commit for one of its runs: rows of two of them for vectors of its `Progress`."""
+    """The arrays of a commit for one of its runs; the vectors of its `Progress` are rows of two of them."""
 
     whole: Any
     rows: Mapping[str, list[NDArray[Any]]] = field(default_factory=lambda: {"origins": [], "moments": []})
@@ -87,61 +86,61 @@ class _RunArrays:
         rows.append(values)
         return len(rows) - 1
 
-    def get(self, name: str, plain: Any) -> NDArray[Any]:
+    def get(self, name: str, json: Any) -> NDArray[Any]:
         if name not in ROWS_OF:
-            values: NDArray[Any] = self.whole.get(name, plain)
+            values: NDArray[Any] = self.whole.get(name, json)
             return values
         rows = self.rows[ROWS_OF[name]]
-        if type(plain) is not int or not 0 <= plain < len(rows):
-            raise FormatError(f"is {plain!r}: it must be the number of one of {len(rows)} rows")
-        return rows[plain]
+        if type(json) is not int or not 0 <= json < len(rows):
+            raise FormatError(f"is {json!r}: it must be the number of one of {len(rows)} rows")
+        return rows[json]
 
 
 def _encode_run(run: RunState, arrays: Any) -> dict[str, Any]:
     own = _RunArrays(arrays)
-    plain: dict[str, Any] = _RUN.encode(run, own)
+    json: dict[str, Any] = _RUN.encode(run, own)
     tables = _tables_of(run, arrays.frame)
     for name, rows in own.rows.items():
         if rows:
             tables[name] = arrays.frame.zeros(name)
             tables[name][: len(rows)] = rows
-    return plain | {name: arrays.put(name, tables[name]) if name in tables else None for name in TABLES}
+    return json | {name: arrays.put(name, tables[name]) if name in tables else None for name in TABLES}
 
 
-def _decode_run(plain: Any, arrays: Any) -> RunState:
-    plain = dict(as_object(plain))
-    refs = {name: plain.pop(name, None) for name in TABLES}
+def _decode_run(json: Any, arrays: Any) -> RunState:
+    json = dict(as_object(json))
+    refs = {name: json.pop(name, None) for name in TABLES}
     tables = {name: arrays.get(name, ref) for name, ref in refs.items() if ref is not None}
     own = _RunArrays(arrays, {name: list(tables.get(name, ())) for name in ("origins", "moments")})
-    fields = _RUN.decode(plain, own)
+    fields = _RUN.decode(json, own)
     if "chunks" not in tables:
         raise FormatError("has no table of chunks")
-    slots, remaining = _read_tables(tables, arrays.frame)
+    row_state, n_active = _read_tables(tables, arrays.frame)
     n_iter = len(fields["records"])
     if [record.iteration for record in fields["records"]] != list(range(1, n_iter + 1)):
         raise FormatError("has iterations that are not numbered from 1")
     if any(record.rows < 1 for record in fields["records"]) or fields["since_full_pass"] > n_iter:
         raise FormatError("has an impossible history")
-    run = RunState(**fields, remaining=remaining, slots=slots)
+    run = RunState(**fields, n_active=n_active, row_state=row_state)
     cycle = run.progress is not None and run.progress.cycle is not None
-    if not (run.full_pass_next or run.frozen or remaining or cycle):
+    if not (run.full_pass_next or run.frozen or n_active or cycle):
         raise FormatError("has neither active nor inactive rows")
     return run
 
 
 def _tables_of(run: RunState, frame: Frame) -> dict[str, NDArray[Any]]:
-    """Return where the row state of chunks is, with their rows left active, and digests of its objects."""
+    """Return the tables of a run: places of row state and active rows of chunks, and digests of objects."""
     table, numbers = frame.zeros("chunks"), {each.id: number for number, each in enumerate(frame.attempts)}
     table[:, :PLACE_COLUMNS] = -1
-    if run.remaining:
-        table[list(run.remaining), PLACE_COLUMNS] = list(run.remaining.values())
-    if not run.slots:
+    if run.n_active:
+        table[list(run.n_active), PLACE_COLUMNS] = list(run.n_active.values())
+    if not run.row_state:
         return {"chunks": table}
-    objects = {slot.object.key: slot.object for slot in run.slots.values()}
+    objects = {ref.object.key: ref.object for ref in run.row_state.values()}
     places = {key: place_of(stored) for key, stored in objects.items()}
-    found = [(*places[slot.object.key], slot.first_row) for slot in run.slots.values()]
-    table[list(run.slots), :PLACE_COLUMNS] = [(numbers[attempt], *rest) for attempt, *rest in found]
-    rows = {chunk: bytes.fromhex(slot.object.sha256) for chunk, slot in run.slots.items()}
+    found = [(*places[ref.object.key], ref.first_row) for ref in run.row_state.values()]
+    table[list(run.row_state), :PLACE_COLUMNS] = [(numbers[attempt], *rest) for attempt, *rest in found]
+    rows = {chunk: bytes.fromhex(ref.object.sha256) for chunk, ref in run.row_state.items()}
     return {"chunks": table, "digests": digest_table(rows, frame, "digests")}
 
 
@@ -152,10 +151,12 @@ def digest_table(rows: Mapping[int, bytes], frame: Frame, name: str) -> NDArray[
     return table
 
 
-def _read_tables(tables: Mapping[str, NDArray[Any]], frame: Frame) -> tuple[Slots, Mapping[int, int]]:
-    """Return where the row state of chunks is, and their rows left active, of which each has some."""
+def _read_tables(
+    tables: Mapping[str, NDArray[Any]], frame: Frame
+) -> tuple[Mapping[int, RowStateRef], Mapping[int, int]]:
+    """Return the places of the row state of chunks, and the number of active rows of those with any."""
     table, rows, attempts = tables["chunks"], frame.chunk_rows, frame.attempts
-    places, left = table[:, :PLACE_COLUMNS], table[:, PLACE_COLUMNS]
+    places, active = table[:, :PLACE_COLUMNS], table[:, PLACE_COLUMNS]
     stored = places[:, 0] >= 0
     here, kept = places[stored], rows[stored]
     longest = np.array([attempt.object_rows for attempt in attempts], dtype=np.int64)
@@ -165,30 +166,30 @@ def _read_tables(tables: Mapping[str, NDArray[Any]], frame: Frame) -> tuple[Slot
         and (here >= 0).all()
         and (here[:, 2] <= np.flatnonzero(stored)).all()
         and (here[:, 3] + kept <= longest[here[:, 0]]).all()
-        and (left >= 0).all()
-        and (left <= rows).all()
+        and (active >= 0).all()
+        and (active <= rows).all()
         and (("digests" in tables) == stored.any())
     )
     if not within or _overlap(here, kept):
         raise FormatError("has a table of chunks that is out of range")
-    remaining = {chunk: count for chunk, count in enumerate(left.tolist()) if count}
+    n_active = {chunk: count for chunk, count in enumerate(active.tolist()) if count}
     if not stored.any():
-        return {}, remaining
+        return {}, n_active
     fields = [RowFields(each.fields, each.dtypes, each.object_rows, each.kept) for each in attempts]
     found: dict[tuple[int, int, int, bytes], StateObject] = {}
-    slots = {}
+    row_state = {}
     for chunk in np.flatnonzero(stored).tolist():
         number, step, first, row = places[chunk].tolist()
         place = number, step, first, tables["digests"][chunk].tobytes()
         if place not in found:
             key = state_key(attempts[number].id, step, first)
             found[place] = StateObject(key, place[-1].hex(), fields[number])
-        slots[chunk] = SlotState(found[place], row)
-    return slots, remaining
+        row_state[chunk] = RowStateRef(found[place], row)
+    return row_state, n_active
 
 
 def _overlap(places: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
-    """Return whether chunks of so many rows have rows of an object in common."""
+    """Return whether two chunks, of ``rows`` rows each, share rows of an object."""
     order = np.lexsort(places.T[::-1])
     ordered, ends = places[order], (places[:, -1] + rows)[order]
     together = (ordered[1:, :-1] == ordered[:-1, :-1]).all(axis=1)
@@ -209,19 +210,19 @@ def _statistics(_: Any, values: dict[str, NDArray[Any]]) -> SufficientStatistics
 
 
 def _encode_algorithm(algorithm: Any, _: Any) -> Any:
-    """Return the JSON of a policy, or a name as it is; null for a policy that is not stored."""
+    """Return the JSON of a policy, or a name unchanged; null for a policy that is not stored."""
     if algorithm is None or isinstance(algorithm, str):
         return _NAME.encode(algorithm, None)
     return _POLICY.encode(describe_policy(algorithm), None)
 
 
-def _decode_algorithm(plain: Any, _: Any) -> Any:
-    return _decode_policy(plain, None) if isinstance(plain, dict) else _NAME.decode(plain, None)
+def _decode_algorithm(json: Any, _: Any) -> Any:
+    return _decode_policy(json, None) if isinstance(json, dict) else _NAME.decode(json, None)
 
 
-def _decode_policy(plain: Any, _: Any) -> ActivityPolicy:
+def _decode_policy(json: Any, _: Any) -> ActivityPolicy:
     try:
-        return policy_described(_POLICY.decode(plain, None))
+        return policy_described(_POLICY.decode(json, None))
     except ConfigError as error:
         raise FormatError(f"cannot be: {error}") from error
 

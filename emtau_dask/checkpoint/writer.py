@@ -1,4 +1,4 @@
-"""Writing a fit to a checkpoint: the journal, and the content of a commit."""
+"""Writing a fit to a checkpoint: the state store, and the content of a commit."""
 
 from __future__ import annotations
 
@@ -24,47 +24,46 @@ from emtau_dask.checkpoint.manifest import (
 from emtau_dask.checkpoint.reader import SavedFit
 from emtau_dask.checkpoint.rows import remove_rows, write_rows
 from emtau_dask.checkpoint.state import CONTENT, MANIFEST, Frame, digest_table
-from emtau_dask.em.contents import Contents
-from emtau_dask.em.starts import KMEANS_PASSES
+from emtau_dask.em.starts import MAX_KMEANS_PASSES
 from emtau_dask.em.state import FitState
+from emtau_dask.em.verification import DataVerifier
 from emtau_dask.errors import CheckpointError, CheckpointMismatchError, StoreUnreachableError
 from emtau_dask.process import numerical_environment
 from emtau_dask.storage.commits import CommitLog, new_attempt
 from emtau_dask.storage.files import each
 from emtau_dask.storage.objects import ObjectStore, digest, encode, group_document
-from emtau_dask.storage.row_state import RowFields, RowStateWriter, StateObject, Witness, rows_layout
+from emtau_dask.storage.row_state import RowFields, RowStateWriter, StateObject, StoreMarker, rows_layout
 
 STEPS_PER_PASS = 8
-"""Upper bound of the objects that a pass and its commit write of one array."""
+"""Maximum number of objects that a pass and its commit write for one array."""
 
 LOG = logging.getLogger(__name__)
 
 
 def _stored_by(state: FitState) -> dict[str, StateObject]:
-    """Return the objects that hold the row state of a commit, by key."""
+    """Return the objects of row state of a commit, by key."""
     runs = (run for run in (state.current, state.best) if run is not None)
-    return {slot.object.key: slot.object for run in runs for slot in run.slots.values()}
+    return {stored.object.key: stored.object for run in runs for stored in run.row_state.values()}
 
 
-class CheckpointJournal:
-    """Commits a fit to a checkpoint; where the store fails, its methods raise `CheckpointError`.
+class CheckpointStateStore:
+    """Commits the states of a fit to a checkpoint; its methods raise `CheckpointError` if the store fails.
 
     Parameters
     ----------
     log : CommitLog
         Of a new run, or of one that this process resumes.
     manifest : Manifest
-        What all commits say.
+        The part that all commits have in common.
     fields : RowFields or None
-        None where the policy keeps no row state.
-    contents : Contents
-        What the data is found to hold.
+        None if the policy keeps no row state.
+    verifier : DataVerifier
 
     Attributes
     ----------
-    contents : Contents
+    verifier : DataVerifier
     state : FitState
-        The newest state, or that with which the fit begins or is resumed.
+        The newest state, or the one with which the fit begins or is resumed.
     """
 
     def __init__(
@@ -72,10 +71,10 @@ class CheckpointJournal:
         log: CommitLog,
         manifest: Manifest,
         fields: RowFields | None,
-        contents: Contents,
+        verifier: DataVerifier,
     ) -> None:
         self._log = log
-        self.fields, self.contents, self.state = fields, contents, FitState()
+        self.fields, self.verifier, self.state = fields, verifier, FitState()
         self._manifest = replace(
             manifest,
             run=log.run,
@@ -86,12 +85,12 @@ class CheckpointJournal:
         config, data = manifest.config, manifest.data
         self._chunk_rows = np.repeat(*np.array(data.chunks, dtype=np.int64).reshape(-1, 2).T)
         n_chunks = len(self._chunk_rows)
-        passes = config.max_iter + KMEANS_PASSES + config.asked.n_components + 4
+        passes = config.max_iter + MAX_KMEANS_PASSES + config.requested.n_components + 4
         n_steps = STEPS_PER_PASS * len(config.seeds) * passes + 1
         self._layouts = array_layouts(config, data.shape[1], n_chunks, self._prefix, n_steps)
         if fields is not None:
             self._layouts["rows"] = rows_layout(f"{self._prefix}/rows", fields, n_steps, n_chunks)
-        self._witness: Witness | None = None
+        self._marker: StoreMarker | None = None
         self._step = 0
         self._known: Mapping[tuple[str, str], str] = {}
         self._seen: set[str] = set()
@@ -101,7 +100,7 @@ class CheckpointJournal:
     def inherit(self, saved: SavedFit, state: FitState) -> None:
         """Continue from ``saved``, whose objects are stored already, at ``state``.
 
-        Raises `CheckpointMismatchError` where its row state has other arrays than the policy keeps.
+        Raises `CheckpointMismatchError` if its row state has other arrays than the policy keeps.
         """
         ours = () if self.fields is None else self.fields.names
         for attempt in saved.manifest.attempts:
@@ -124,49 +123,51 @@ class CheckpointJournal:
 
     @property
     def objects(self) -> ObjectStore:
-        """Where everything goes."""
+        """The store of all objects."""
         return self._log.objects
 
-    def _begun(self) -> Witness:
-        """Write the documents of this process's arrays, before all else, and return their witness."""
-        if self._witness is None:
+    def _write_documents(self) -> StoreMarker:
+        """Write the documents of this process's arrays, once and before its objects; return their marker."""
+        if self._marker is None:
             documents = {f"{layout.name}/zarr.json": layout.document() for layout in self._layouts.values()}
             own = f"{self._prefix}/zarr.json"
             documents[own] = group_document({"environment": self._manifest.environment})
             each(lambda item: self.objects.put(*item), documents.items())
             self.objects.sync(documents)
-            self._witness = Witness.of(own, documents[own])
-        return self._witness
+            self._marker = StoreMarker.of(own, documents[own])
+        return self._marker
 
     def writer(self) -> RowStateWriter | None:
-        """Return a writer to unused keys; None where the policy keeps no row state."""
+        """Return a writer to unused keys; None if the policy keeps no row state."""
         if self.fields is None:
             return None
         self._step += 1
-        return RowStateWriter(self.objects, self._layouts["rows"], self.fields, self._step, self._begun())
+        return RowStateWriter(
+            self.objects, self._layouts["rows"], self.fields, self._step, self._write_documents()
+        )
 
     def due(self, step: int) -> bool:
         """Return whether ``step`` is divisible by ``checkpoint_every``."""
-        return step % self._manifest.config.asked.checkpoint_every == 0
+        return step % self._manifest.config.requested.checkpoint_every == 0
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Add to errors of the store what can be resumed; name another process that continued the run."""
+    def explained_errors(self) -> Iterator[None]:
+        """Add to the store's errors what can be resumed, or that another process has continued the run."""
         try:
-            with self._log.watched():
+            with self._log.takeover_errors():
                 yield
         except StoreUnreachableError as error:
-            raise StoreUnreachableError(f"{error} {self._log.remembered()}") from error
+            raise StoreUnreachableError(f"{error} {self._log.offline_advice()}") from error
         except CheckpointError as error:
             if type(error) is not CheckpointError:
                 raise
-            raise CheckpointError(f"{error} {self._log.standing()}") from error
+            raise CheckpointError(f"{error} {self._log.resume_advice()}") from error
 
     def save(self, state: FitState, *, commit: bool) -> None:
-        """Remember a new state, and write it as a commit where ``commit`` says so.
+        """Keep a new state; with ``commit`` write it as a commit.
 
-        Raises `CheckpointTakenError` where another process has continued or replaced this run, and
-        `CheckpointError` where the store failed, or where a commit cannot have such a state.
+        Raises `CheckpointTakenError` if another process has continued or replaced this run, and
+        `CheckpointError` if the store failed, or if a commit cannot have such a state.
         """
         self.state = state
         keys = set(_stored_by(state))
@@ -177,9 +178,9 @@ class CheckpointJournal:
             self._commit(state, keys)
 
     def _commit(self, state: FitState, row_state: set[str]) -> None:
-        self._begun()
+        self._write_documents()
         self._step += 1
-        covariance_type = self._manifest.config.asked.covariance_type
+        covariance_type = self._manifest.config.requested.covariance_type
         frame = Frame(covariance_type, self._layouts, self._chunk_rows, _attempts_of(state))
         arrays = _NewArrays(frame, self._step, self._known)
         manifest = replace(
@@ -190,11 +191,11 @@ class CheckpointJournal:
         )
         contents = tuple(
             ChunkDigests(*key, digest_table(found, frame, "contents"))
-            for key, found in sorted(self.contents.known.items())
+            for key, found in sorted(self.verifier.known.items())
         )
         try:
-            plain = MANIFEST.encode(manifest, arrays)
-            plain |= CONTENT.encode(Content(manifest.config.given, state, contents), arrays)
+            json = MANIFEST.encode(manifest, arrays)
+            json |= CONTENT.encode(Content(manifest.config.given, state, contents), arrays)
         except FormatError as error:
             raise CheckpointError(
                 f"the fit has come to a state that cannot be committed ({error}). See whether the data and "
@@ -204,7 +205,7 @@ class CheckpointJournal:
         self._log.written(arrays.writes)
         references = {*arrays.used.values(), *row_state}
         self.objects.sync([*arrays.writes, *(self._unsynced & references)])
-        self._log.append(plain, references)
+        self._log.append(json, references)
         LOG.debug("commit %d", self._log.last)
         self._unsynced -= references
         self._known, self._step = arrays.used, arrays.last_step
@@ -216,7 +217,7 @@ class CheckpointJournal:
 
 
 def _attempts_of(state: FitState) -> tuple[Attempt, ...]:
-    """Return who wrote the row state of a fit, in a fixed order."""
+    """Return the attempts that wrote the row state of a fit, in a fixed order."""
     fields = {place_of(stored)[0]: stored.fields for stored in _stored_by(state).values()}
     return tuple(
         Attempt(name, of.names, of.dtypes, of.object_rows, of.kept) for name, of in sorted(fields.items())
@@ -230,16 +231,16 @@ class _NewArrays:
     ----------
     frame : Frame
     step : int
-        Where new objects go; others of the same array go to the next ones.
+        Step of the new objects; a second object of the same array has the next step.
     known : mapping of (str, str) to str
-        The keys of what the last commit has, by the names and digests of arrays.
+        The keys of the arrays of the last commit, by name and digest.
 
     Attributes
     ----------
     writes : dict of str to bytes
         New objects.
     used : dict of (str, str) to str
-        All of the commit, as ``known``.
+        The keys of all arrays of the new commit, like ``known``.
     last_step : int
     """
 

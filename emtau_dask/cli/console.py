@@ -61,7 +61,7 @@ def text_table(title: str, lines: Mapping[str, str]) -> Table:
     """Return a table of names and texts, for a console without markup."""
     table = Table(title=title, show_header=False)
     table.add_column(style="bold")
-    table.add_column()
+    table.add_column(overflow="fold")
     for name, text in lines.items():
         table.add_row(name, text)
     return table

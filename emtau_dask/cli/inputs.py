@@ -15,16 +15,16 @@ from emtau_dask.cli.config import DataSection, RunConfig
 from emtau_dask.data.cube_files import described, is_cube_file, open_cube, open_dataset
 from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import as_source, column_names, has_columns, open_column, open_source
-from emtau_dask.data.source import Source
+from emtau_dask.data.source import RangeSource, Source
 from emtau_dask.data.zarr_arrays import group_source
 from emtau_dask.datasets import holds_dataset, make_dataset, outlined_dataset
 from emtau_dask.em.history import FitObserver
-from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError
-from emtau_dask.storage.locations import Place, kind_of, paths_at, place_text
+from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, one_line
+from emtau_dask.storage.locations import ENDINGS_OF_ROWS, NPY, Place, kind_of, paths_at, place_text
 from emtau_dask.storage.urls import is_url, suffix_of
 
-PATH_SUFFIXES = (".zarr", ".npy", ".parquet", ".pq", ".csv", ".tsv")
 MAX_START_BYTES = 2**30
+MOST_NAMED = 12
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,19 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
         name, options, path = missing
         make_dataset(name, path, overwrite=overwrite, observer=observer, **options)
     return _opened(config.data, paths_at(place), None, observer)
+
+
+def data_text(config: RunConfig, inputs: Inputs) -> str:
+    """Return for people what is fitted: where it is, what was chosen there, its shape and its features."""
+    where, names, rows = place_text(config.place), None, inputs.rows
+    if inputs.cube is not None:
+        where, names = f"{where}, a cube of {' × '.join(map(str, inputs.cube.dims))}", inputs.cube.names
+    elif isinstance(rows, RangeSource):
+        where, names = rows.chosen or where, rows.names
+    features = f"{rows.shape[1]:,} feature{'s' if rows.shape[1] > 1 else ''}"
+    if names is not None:
+        features += f": {', '.join(map(one_line, names[:MOST_NAMED]))}{', …' * (len(names) > MOST_NAMED)}"
+    return f"{where}; {rows.shape[0]:,} rows of {features}"
 
 
 def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
@@ -182,7 +195,7 @@ def open_rows(
 
 
 def _is_npy(path: Place) -> bool:
-    return any(suffix_of(each) == ".npy" for each in paths_at(path))
+    return any(suffix_of(each) in NPY.endings for each in paths_at(path))
 
 
 def _missing_dataset(
@@ -233,7 +246,7 @@ def _open_column(
                 f"{key} = {name!r} is no variable of {place_text(path)}, whose rows are a cube's"
             )
         return as_source(cube.row_values(data[name], key), ndim=1, what=key)
-    if is_url(name) or "/" in name or name.endswith(PATH_SUFFIXES):
+    if is_url(name) or "/" in name or name.endswith(ENDINGS_OF_ROWS):
         return open_column(name, None, observer) if has_columns(name) else open_source(name)
     if outline is not None:
         return group_source(outline, name, place_text(path))

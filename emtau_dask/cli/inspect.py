@@ -50,12 +50,15 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
     return table
 
 
-def fit_table(model: GaussianMixture, rows: int) -> Table:
-    """Return a table of how the fit of a model went; ``rows`` is N."""
+def fit_table(model: GaussianMixture, data: str, rows: int) -> Table:
+    """Return a table of how the fit of a model went; ``data`` says what was fitted, ``rows`` is N."""
     history = model.history_
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("data", data)
     table.add_row("stopped", stop_text(model.stop_reason_))
     table.add_row("iterations", f"{model.n_iter_:,}")
     table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
@@ -197,7 +200,7 @@ def _active_rows(state: FitState, rows: int) -> int:
     if state.finished:
         return 0
     run = state.current
-    return rows if run is None or run.full_pass_next else sum(run.remaining.values())
+    return rows if run is None or run.full_pass_next else sum(run.n_active.values())
 
 
 def run_table(described: dict[str, Any]) -> Table:

@@ -282,9 +282,9 @@ def compare(config: Path, overrides: list[str]) -> None:
 )
 @click.option(
     "--keep",
-    callback=lambda *given: tuple(given[-1].split(",")) if given[-1] else (),
+    callback=lambda *given: () if given[-1] is None else tuple(given[-1].split(",")),
     metavar="COLUMN,...",
-    help="Columns of DATA, of any type, that a table has before the labels.",
+    help="Columns of DATA, parquet or CSV, of any type, that a table OUT has before the labels.",
 )
 @array_option
 @columns_option

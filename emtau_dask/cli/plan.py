@@ -13,12 +13,12 @@ from rich.table import Table
 
 from emtau_dask.cli.config import ClusterSection, RunConfig, estimator_of
 from emtau_dask.cli.console import text_table
-from emtau_dask.cli.inputs import Inputs
+from emtau_dask.cli.inputs import Inputs, data_text
 from emtau_dask.dask_config import AUTO, read_settings
 from emtau_dask.data.source import Source
 from emtau_dask.em.fit import FitSources
 from emtau_dask.em.memory import (
-    LEAST_BYTES,
+    MIN_CACHE_BYTES,
     FitDemand,
     FitOutline,
     automatic_cache,
@@ -44,6 +44,8 @@ class Plan:
         Chunks that a process works on at a time.
     limit : int or None
         Bytes that a process may use, where that is known.
+    data : str
+        What will be fitted, for people.
     longest, fitting : int
         Rows of the longest chunk, and of the longest that would fit the limit; 0 where none would.
     outlined : bool
@@ -55,6 +57,7 @@ class Plan:
     demand: FitDemand
     threads: int
     limit: int | None
+    data: str
     longest: int
     fitting: int
     outlined: bool
@@ -81,7 +84,8 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     if limit is not None and found.memory > limit:
         fitting = largest_chunk(sources, outline, limit)
     chosen_here = {} if cache is None else {"emtau.cache-bytes": cache}
-    return Plan(found, threads, limit, longest, fitting, inputs.outlined, chosen_here)
+    data = data_text(config, inputs)
+    return Plan(found, threads, limit, data, longest, fitting, inputs.outlined, chosen_here)
 
 
 def _cache_limit(
@@ -108,7 +112,7 @@ def check_memory(plan: Plan) -> None:
     remedies = [
         f"lower dask's emtau.{name} (of which {format_bytes(size)} are needed)"
         for name, size in needed.items()
-        if size > LEAST_BYTES
+        if size > MIN_CACHE_BYTES
     ]
     chunks = "Smaller chunks would not help:"
     if plan.fitting:
@@ -125,6 +129,7 @@ def plan_table(plan: Plan) -> Table:
     found = plan.demand
     beside = "" if found.complete else ", and what the input's own tasks need"
     lines = {
+        "data": plan.data,
         "memory of a process": f"at most {format_bytes(found.memory)}{beside} ({plan.threads} thread(s))",
         "of which reading a chunk": format_bytes(found.largest_read),
         "of which active rows and row state kept": format_bytes(found.cache),
@@ -135,5 +140,5 @@ def plan_table(plan: Plan) -> Table:
         "tasks of a full iteration": f"{found.tasks:,}",
     }
     if plan.outlined:
-        lines["data"] = "a dataset that the fit makes first, on a disk with room for a full pass"
+        lines["data"] += "; a dataset that the fit makes first, on a disk with room for a full pass"
     return text_table("what the fit will need; nothing has been run", lines)

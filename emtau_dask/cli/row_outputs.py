@@ -19,7 +19,7 @@ from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import has_columns
 from emtau_dask.errors import ConfigError, EmtauError
 from emtau_dask.settings import DROP
-from emtau_dask.storage.locations import Place, kind_by_ending, place_text
+from emtau_dask.storage.locations import PARQUET, Place, kind_by_ending, place_text
 from emtau_dask.storage.publishing import (
     ResultKind,
     RowWriter,
@@ -28,7 +28,6 @@ from emtau_dask.storage.publishing import (
     run_that_wrote,
 )
 from emtau_dask.storage.tables import (
-    PARQUET,
     Table,
     columns_and_attributes,
     holds,
@@ -191,7 +190,7 @@ def _is_our_table(path: Path) -> bool:
     if attributes:
         return True
     ours = names[names.index(COLUMNS["labels"]) :] if COLUMNS["labels"] in names else []
-    return path.suffix.lower() not in PARQUET and bool(ours) and all(map(_RESULT.fullmatch, ours))
+    return path.suffix.lower() not in PARQUET.endings and bool(ours) and all(map(_RESULT.fullmatch, ours))
 
 
 TABLE = ResultKind(lambda path: None, _is_our_table)

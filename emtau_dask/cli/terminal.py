@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -70,7 +71,8 @@ class ExitGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; exit with a message for every error."""
-        with _terminable(ctx):
+        with _terminable(ctx), warnings.catch_warnings():
+            warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
             except click.ClickException as error:
@@ -86,6 +88,11 @@ class ExitGroup(click.Group):
                 _fail(ctx, error, str(error), FAILED)
             except Exception as error:
                 _fail(ctx, error, f"{_unexplained(error)} (use --debug for the traceback)", FAILED)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as a line for people; Python would name a line of this program."""
+    echo(f"emtau: warning: {message}", err=True)
 
 
 def _unexplained(error: Exception) -> str:
@@ -225,11 +232,13 @@ def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None
 
 def _print_tables(result: RunResult) -> None:
     from emtau_dask.cli.console import console_on
+    from emtau_dask.cli.inputs import data_text
     from emtau_dask.cli.inspect import component_table, fit_table
 
     console = console_on(sys.stdout)
     console.print(component_table(result.model, result.label_counts))
-    console.print(fit_table(result.model, result.inputs.rows.shape[0]))
+    data = data_text(result.outputs.config, result.inputs)
+    console.print(fit_table(result.model, data, result.inputs.rows.shape[0]))
     for what, path in result.outputs.places.items():
         echo(f"{what} saved in {path}")
 

@@ -27,27 +27,28 @@ from numpy.typing import NDArray
 from emtau_dask.process import of_process
 from emtau_dask.storage.files import ScratchFolder
 
-LEAST_APART = 2**18
-"""Fewer bytes stay where malloc put them: the last page of a map is partly empty."""
+MIN_MAPPED_BYTES = 2**18
+"""Minimum bytes of arrays that get a memory map of their own; fewer stay where malloc put them."""
 ALIGNED = 64
+"""Alignment of arrays in a map (bytes)."""
 IDLE_SECONDS = 1800.0
-"""A new token removes what is cached for tokens that no task has used for this long."""
+"""Time without use (s) after which a new token removes what is cached for another one."""
 STATE_SHARE = 4
-"""Row state may take a quarter of the limit, where rows leave room; a chunk's is cached before its rows."""
+"""Row state takes at most 1/4 of the limit, and only what rows leave free."""
 ROWS, STATE = "rows", "state"
 RELEASED_TOKENS = 256
-"""How many released tokens a process remembers: tasks that outlive their fit must cache nothing."""
+"""Maximum released tokens that a process remembers; tasks that outlive their fit cache nothing."""
 
 
-def apart(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+def mapped_copies(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """Return read-only copies of arrays that lie in one map of anonymous memory.
 
-    What is kept between passes lies among what tasks allocate, and leaves gaps when it goes. malloc rarely
-    fills or returns them: a process would need up to twice the bytes that it keeps. Arrays of few bytes in
-    all are returned as they are, as are all where no memory can be mapped.
+    Cached arrays would otherwise lie among what tasks allocate, and leave gaps when they are freed, which
+    malloc rarely fills or returns: a process would need up to twice the bytes that it caches. Small arrays
+    are returned as they are, and so are all if no memory can be mapped.
     """
     spans = [-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays]
-    if sum(spans) < LEAST_APART:
+    if sum(spans) < MIN_MAPPED_BYTES:
         return list(arrays)
     try:
         mapped = mmap.mmap(-1, sum(spans), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -99,9 +100,9 @@ class CachedRows:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def apart(self) -> CachedRows:
+    def mapped_copy(self) -> CachedRows:
         """Return the same with arrays in memory of their own."""
-        positions, rows, *weights = apart(self.arrays)
+        positions, rows, *weights = mapped_copies(self.arrays)
         return CachedRows(positions, rows, weights[0] if weights else None, self.source_bytes)
 
 
@@ -173,8 +174,8 @@ class _Cached:
     """False once a file could not be written."""
     used: float = 0.0
 
-    def place(self) -> Path | None:
-        """Return the folder for files, made at the first call; None where none can be written."""
+    def folder_for_files(self) -> Path | None:
+        """Return the folder for files, made at the first call; None if none can be written."""
         if self.folder is None and self.writable:
             try:
                 self.folder = ScratchFolder("emtau-cache-", dask.config.get("temporary-directory", None))
@@ -295,7 +296,7 @@ class RowCache:
             return
         with store.lock:
             cached = store.of(self.token)
-            folder = cached.place() if cached and found.nbytes < found.source_bytes else None
+            folder = cached.folder_for_files() if cached and found.nbytes < found.source_bytes else None
         if folder is None:
             return
         file = None
@@ -311,7 +312,7 @@ class RowCache:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _keep_in_memory(self, key: tuple[str, int], found: CachedRows) -> bool:
-        return self._fits(key, found.nbytes) and self._put(key, found.apart())
+        return self._fits(key, found.nbytes) and self._put(key, found.mapped_copy())
 
     def _fits(self, key: tuple[str, int], nbytes: int) -> bool:
         """Return whether an entry has room now: whether it is worth a copy."""
@@ -348,17 +349,17 @@ class RowCache:
     ) -> None:
         """Cache a chunk's row state by name, made read-only, in place of that cached before.
 
-        ``stored`` identifies what is stored of it, None where nothing is yet (`place_states`). Where the
+        ``stored`` identifies the stored state, None if it is not stored yet (`record_stored_states`). If the
         quarter of the limit has no room, nothing is cached.
         """
         arrays, key, entry, nbytes = list(values.values()), (STATE, chunk), None, 0
         for array in arrays:
             array.setflags(write=False)
             nbytes += array.nbytes
-        if nbytes < LEAST_APART:
+        if nbytes < MIN_MAPPED_BYTES:
             entry = _State(stored, values, nbytes)
         elif self._fits(key, nbytes):
-            entry = _State(stored, dict(zip(values, apart(arrays), strict=True)), nbytes)
+            entry = _State(stored, dict(zip(values, mapped_copies(arrays), strict=True)), nbytes)
         store = of_process(RowStore)
         with store.lock:
             cached = store.of(self.token)
@@ -366,16 +367,16 @@ class RowCache:
                 fits = nbytes <= store.room(cached, key, self.limit)
                 store.put(cached, key, entry if fits else None)
 
-    def place_states(self, places: Mapping[int, Hashable | None]) -> None:
-        """Note what is stored of row state that was cached before it was stored; remove that of a None."""
+    def record_stored_states(self, stored: Mapping[int, Hashable | None]) -> None:
+        """Record which stored state belongs to what is cached, by chunk; for None the cached state goes."""
         store = of_process(RowStore)
         with store.lock:
             cached = store.of(self.token)
             if cached is None:
                 return
-            for chunk, place in places.items():
+            for chunk, key in stored.items():
                 found = cached.entries.get((STATE, chunk))
-                if place is None:
+                if key is None:
                     store.put(cached, (STATE, chunk), None)
                 elif isinstance(found, _State) and found.stored is None:
-                    cached.entries[STATE, chunk] = _State(place, found.values, found.nbytes)
+                    cached.entries[STATE, chunk] = _State(key, found.values, found.nbytes)

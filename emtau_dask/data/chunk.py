@@ -1,6 +1,6 @@
 """A chunk in memory: loaded, checked, a block of rows at a time, with the digest of what it holds.
 
-What becomes of the digests is in `em.contents`.
+What becomes of the digests is in `em.verification`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ ROW_BYTES = 16
 DOUBLE = np.dtype(np.float64)
 
 
-class ChunkContents(NamedTuple):
-    """What a whole chunk was found to hold.
+class ChunkDigest(NamedTuple):
+    """The digest of a whole chunk of a source.
 
     Attributes
     ----------
@@ -70,14 +70,14 @@ class ChunkContents(NamedTuple):
     unstored: Unstored
 
 
-def contents_of(source: str, chunk: int, loaded: Loaded) -> ChunkContents:
-    """Return the contents of a whole chunk that a reader loaded."""
+def chunk_digest(source: str, chunk: int, loaded: Loaded) -> ChunkDigest:
+    """Return the digest of a whole chunk that a reader loaded."""
     digest = values_digest(np.asarray(loaded.values))
-    return ChunkContents(source, chunk, digest, loaded.made_on, loaded.unstored)
+    return ChunkDigest(source, chunk, digest, loaded.made_on, loaded.unstored)
 
 
 def complete_rows(rows: NDArray[Any]) -> Bools | None:
-    """Return which of the rows (n, d) have no NaN; None where all are so."""
+    """Return which of the rows (n, d) have no NaN; None if all have none."""
     if rows.dtype.kind != "f":
         return None
     complete: Bools | None = None
@@ -86,9 +86,8 @@ def complete_rows(rows: NDArray[Any]) -> Bools | None:
         block = rows[begin : begin + size]
         if np.isnan(block.min()):
             complete = np.ones(len(rows), np.bool_) if complete is None else complete
-            by_feature = np.ascontiguousarray(
-                np.isnan(block).T
-            )  # NumPy is ten times slower along short axes.
+            # NumPy is ten times slower along short axes.
+            by_feature = np.ascontiguousarray(np.isnan(block).T)
             complete[begin : begin + len(block)] = ~by_feature.any(axis=0)
     return complete
 
@@ -137,12 +136,12 @@ class LoadedChunk:
     source_bytes : int
         Bytes that were read from the source for the whole chunk.
     digest : GrowingDigest or None
-        Of ``rows``, where they are a whole chunk whose contents are noted; it grows with the blocks of rows.
+        Of ``rows``, if they are a whole chunk and digests are computed; it grows with the blocks of rows.
     made_on : str
     unstored : Unstored
         See `Loaded`.
-    weights_contents : tuple of ChunkContents
-        Of the weights, where there are any and contents are noted.
+    weights_digests : tuple of ChunkDigest
+        Of the weights, if there are any and digests are computed.
     missing : bool
         Whether NaN stands for a missing value.
     """
@@ -158,15 +157,15 @@ class LoadedChunk:
     digest: GrowingDigest | None = None
     made_on: str = ""
     unstored: Unstored = NONE_UNSTORED
-    weights_contents: tuple[ChunkContents, ...] = ()
+    weights_digests: tuple[ChunkDigest, ...] = ()
     missing: bool = False
 
-    def contents(self) -> tuple[ChunkContents, ...]:
-        """Return what the chunk holds, if it was read whole and that is noted."""
+    def digests(self) -> tuple[ChunkDigest, ...]:
+        """Return the digests of the chunk, if it was read whole and they are computed."""
         if self.digest is None:
             return ()
-        own = ChunkContents(ROWS, self.chunk, self.digest.digest(), self.made_on, self.unstored)
-        return (own, *self.weights_contents)
+        own = ChunkDigest(ROWS, self.chunk, self.digest.digest(), self.made_on, self.unstored)
+        return (own, *self.weights_digests)
 
     def positions(self) -> Ints:
         """Return the positions of the rows that take part; not to be written."""
@@ -237,7 +236,7 @@ class LoadedChunk:
             feature,
         )
 
-    def check_reach(self, positions: Ints, scored: Observed | Accumulated | ScoredBlock) -> None:
+    def check_log_likelihoods(self, positions: Ints, scored: Observed | Accumulated | ScoredBlock) -> None:
         """Raise `UnusableRowError` for the first of ``positions`` whose log-likelihood is not finite."""
         if math.isfinite(scored.total):
             return
@@ -291,8 +290,8 @@ class ChunkLoader:
     positions : Positions
     made_in : str
         The fitting process.
-    noting : bool
-        Whether the contents of chunks that are read whole are noted.
+    with_digests : bool
+        Whether digests of chunks that are read whole are computed.
     missing : {"raise", "drop", "marginalise"}
     """
 
@@ -302,7 +301,7 @@ class ChunkLoader:
     sampled: RowCache | None = None
     positions: Positions = field(default_factory=Positions)
     made_in: str = field(default_factory=process_id)
-    noting: bool = False
+    with_digests: bool = False
     missing: str = RAISE
 
     def load(
@@ -318,15 +317,15 @@ class ChunkLoader:
         rows, bytes_read = found.values, found.bytes_read
         weights = None
         taking_part = complete_rows(rows) if self.missing == DROP else None
-        weights_contents: tuple[ChunkContents, ...] = ()
+        weights_digests: tuple[ChunkDigest, ...] = ()
         if self.weights is not None:
             stored = self.weights.load(chunk_range, weight_blocks)
             weights = stored.values.astype(np.float64)
             bytes_read += stored.bytes_read
             if not (weights > 0).all():
                 taking_part = weights > 0 if taking_part is None else taking_part & (weights > 0)
-            if self.noting:
-                weights_contents = (contents_of(WEIGHTS, chunk, stored),)
+            if self.with_digests:
+                weights_digests = (chunk_digest(WEIGHTS, chunk, stored),)
         present = self.positions.of(len(rows)) if taking_part is None else np.flatnonzero(taking_part)
         return LoadedChunk(
             rows,
@@ -336,10 +335,10 @@ class ChunkLoader:
             bytes_read,
             chunk,
             source_bytes=bytes_read,
-            digest=GrowingDigest(rows) if self.noting else None,
+            digest=GrowingDigest(rows) if self.with_digests else None,
             made_on=found.made_on,
             unstored=found.unstored,
-            weights_contents=weights_contents,
+            weights_digests=weights_digests,
             missing=self.missing == MARGINALISE,
         )
 
@@ -379,7 +378,7 @@ class ChunkLoader:
         nothing = np.arange(0)
         found = None
         if self.sampled is not None:
-            self.leave_samples(chunk_range.chunk, samples.names[:level])
+            self.drop_samples(chunk_range.chunk, samples.names[:level])
             found = self.sampled.find(chunk_range.chunk, nothing, samples.names[level])
         if found is None:
             loaded = self.load(chunk_range, row_blocks, weight_blocks)
@@ -410,7 +409,7 @@ class ChunkLoader:
             missing=self.missing == MARGINALISE,
         )
 
-    def leave_samples(self, chunk: int, names: Sequence[str]) -> None:
+    def drop_samples(self, chunk: int, names: Sequence[str]) -> None:
         """Remove the rows of samples that no pass will score again from the cache."""
         if self.sampled is not None:
             for name in names:

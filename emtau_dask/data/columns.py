@@ -131,7 +131,7 @@ def _parts(place: Place, names: Sequence[str], features: Sequence[str] | None) -
 
 def _parquet_parts(place: Place, names: Sequence[str]) -> Iterator[_Part]:
     pa = loaded_pyarrow()
-    parts = parts_at(place)
+    parts, _ = parts_at(place)
     footers = each(ParquetPart.footer, parts)
     of_folders = {
         name: pa.string() if dtype is None else pa.int32()

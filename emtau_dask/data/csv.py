@@ -157,6 +157,11 @@ class CsvTable:
 
     def _refused(self, said: str) -> InvalidDataError:
         """Return the error for what pyarrow says."""
+        if "invalid UTF8" in said:
+            return InvalidDataError(
+                f"{self.place} is not in UTF-8 ({said}). Convert it once, for example with: "
+                "iconv -f LATIN1 -t UTF-8"
+            )
         found = re.search(r"column #(\d+): .*invalid value '(.*)'", said, re.DOTALL)
         if found is None:
             return InvalidDataError(

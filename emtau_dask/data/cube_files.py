@@ -20,6 +20,7 @@ from emtau_dask.errors import InvalidDataError, MissingPackageError
 from emtau_dask.storage.errors import read_errors
 from emtau_dask.storage.locations import kind_of
 from emtau_dask.storage.urls import Url, UrlStore, is_url, plain_path
+from emtau_dask.storage.zarr_check import StrictStore
 
 FILES = ("a netCDF file", "an HDF5 file")
 """Kinds that are read as cubes alone."""
@@ -51,7 +52,8 @@ def open_dataset(path: str) -> Any:
     options: dict[str, Any] = {"chunks": None, "cache": False, "decode_timedelta": False}
     if not is_cube_file(path):
         options["engine"] = "zarr"
-        place = UrlStore(Url.of(path)) if is_url(path) else LocalStore(Path(place).absolute(), read_only=True)
+        local = LocalStore(Path(place).absolute(), read_only=True)
+        place = UrlStore(Url.of(path)) if is_url(path) else StrictStore(local)
     elif is_url(path):
         raise InvalidDataError(
             f"{path} is netCDF behind a URL, which is not read; give a local file, or zarr."

@@ -39,7 +39,7 @@ from emtau_dask.data.source import (
 from emtau_dask.data.zarr_arrays import source_in
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.process import (
-    Proofs,
+    VerifiedTokens,
     numerical_environment,
     of_process,
     other_versions,
@@ -85,8 +85,8 @@ class SharedRows(RangeReader):
     token: str
 
     def read(self, start: int, stop: int) -> Loaded:
-        """Prove, see `prove`, then read."""
-        self.prove()
+        """Verify, then read."""
+        self.verify()
         return self.ranges.read(start, stop)
 
     def identity(self) -> str:
@@ -94,14 +94,14 @@ class SharedRows(RangeReader):
         return self.ranges.identity()
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return the bound of ``ranges``; the proof is not in it."""
+        """Return the bound of ``ranges``; verification is not in it."""
         return self.ranges.peak_bytes(start, stop)
 
-    def prove(self) -> None:
-        """Raise `InvalidDataError` where this process sees other data, or none; a success is remembered."""
-        of_process(Proofs).once(self.token, self._prove)
+    def verify(self) -> None:
+        """Raise `InvalidDataError` if this process sees other data, or none; a success is remembered."""
+        of_process(VerifiedTokens).once(self.token, self._verify)
 
-    def _prove(self) -> None:
+    def _verify(self) -> None:
         if difference := self.difference():
             raise InvalidDataError(f"{this_process()} {difference}")
 
@@ -149,7 +149,7 @@ def shared_rows(source: RangeSource, name: str) -> SharedRows:
         if not samples or held <= HELD_BYTES:
             samples.append(Sample.of(ranges, chunk.start, stop))
     shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
-    of_process(Proofs).settle(shared.token)
+    of_process(VerifiedTokens).add(shared.token)
     return shared
 
 
@@ -172,7 +172,7 @@ def check_dense(block: Any, chunk: int) -> None:
 class BlockReader:
     """Joins the blocks of a chunk, which may be split over features.
 
-    Every process that does so first proves that it sees the same stored data ``beneath`` them. ``computed``
+    Every process that does so first verifies that it sees the same stored data ``beneath`` them. ``computed``
     says whether tasks of the user's own make the blocks.
     """
 
@@ -190,7 +190,7 @@ class BlockReader:
             data beneath them.
         """
         for rows_beneath in self.beneath:
-            rows_beneath.prove()
+            rows_beneath.verify()
         chunk, declared = chunk_range.chunk, (chunk_range.n_rows, *self.row_shape)
         for block in blocks:
             check_dense(block, chunk)

@@ -36,7 +36,7 @@ from emtau_dask.data.source import (
 from emtau_dask.data.zarr_arrays import array_source, open_zarr, zarr_source
 from emtau_dask.errors import InvalidDataError, warn_user
 from emtau_dask.storage.errors import read_errors
-from emtau_dask.storage.locations import Place, check_readable, paths_at
+from emtau_dask.storage.locations import NPY, Place, check_readable, paths_at
 from emtau_dask.storage.urls import is_url, suffix_of
 
 
@@ -107,7 +107,8 @@ def joined(sources: Sequence[RangeSource], places: Sequence[str]) -> RangeSource
     named = first.names if all(source.names == first.names for source in sources) else None
     chunk_rows = tuple(rows for source in sources for rows in source.chunk_rows)
     parts = tuple(source.ranges for source in sources)
-    return RangeSource(JoinedRows(parts, ends, shape, dtype), shape, dtype, chunk_rows, named)
+    chosen = f"{len(places):,} places, {places[0]} to {places[-1]}"
+    return RangeSource(JoinedRows(parts, ends, shape, dtype), shape, dtype, chunk_rows, named, chosen)
 
 
 def _width(source: RangeSource) -> str:
@@ -171,7 +172,7 @@ def _open_one(
         return open_csv(path, columns, observer=observer)
     if columns is not None:
         raise InvalidDataError(f"{path}: columns can be chosen for parquet and CSV only; leave them out.")
-    if suffix_of(path) == ".npy":
+    if suffix_of(path) in NPY.endings:
         return npy_source(path)
     check_readable(path, array)
     return open_zarr(path, array)

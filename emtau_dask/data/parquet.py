@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import filterfalse, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
@@ -26,8 +26,8 @@ from emtau_dask.data.source import Loaded, RangeReader, RangeSource
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, warn_user
 from emtau_dask.storage.errors import read_errors
 from emtau_dask.storage.files import check_regular, each, paths_below
-from emtau_dask.storage.locations import Place, paths_at, place_text
-from emtau_dask.storage.tables import PARQUET, loaded_pyarrow
+from emtau_dask.storage.locations import ENDINGS_OF_ROWS, PARQUET, Place, paths_at, place_text
+from emtau_dask.storage.tables import loaded_pyarrow
 from emtau_dask.storage.urls import Url, is_url, opened_stream, suffix_of
 
 if TYPE_CHECKING:
@@ -219,44 +219,48 @@ def part_at(place: str | Url) -> ParquetPart | None:
         return ParquetPart(place, place.size_in(info))
 
 
-def parts_at(place: Place) -> list[ParquetPart]:
-    """Return the files of a place, see `paths_at`."""
+def parts_at(place: Place) -> tuple[list[ParquetPart], int]:
+    """Return the files of a place, see `paths_at`, and how many of its folders are left out."""
     paths = paths_at(place)
+    found = [_parts_of(path) for path in paths]
+    left_out = sum(others for _, others in found)
     if len(paths) == 1:
-        return _parts_of(paths[0])
+        return found[0][0], left_out
     folders = [_folders(path) for path in paths]
     shared = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False)))
     above = (_partition("/".join([*names[shared:], ""])) for names in folders)
-    return [
+    parts = [
         replace(part, partition=(*given, *part.partition))
-        for path, given in zip(paths, above, strict=True)
-        for part in _parts_of(path)
+        for (of_path, _), given in zip(found, above, strict=True)
+        for part in of_path
     ]
+    return parts, left_out
 
 
 def _folders(path: str) -> list[str]:
     """Return the names in a path or URL but that of a file."""
     names = (path.partition("?")[0] if is_url(path) else path).split("/")
-    return names[:-1] if suffix_of(path) in PARQUET else names
+    return names[:-1] if suffix_of(path) in PARQUET.endings else names
 
 
-def _parts_of(path: str) -> list[ParquetPart]:
+def _parts_of(path: str) -> tuple[list[ParquetPart], int]:
     """Return the file, or those of a folder, see `_below_folder`; raises `InvalidDataError` for none."""
     place = Url.of(path) if is_url(path) else str(Path(path).absolute())
-    one = part_at(place) if suffix_of(path) in PARQUET else None
+    one = part_at(place) if suffix_of(path) in PARQUET.endings else None
     if one is not None:
-        return [one]
+        return [one], 0
     with read_errors(str(place), remote=isinstance(place, Url)):
         if isinstance(place, Url):
-            parts = [ParquetPart(place / name, size, _partition(name)) for name, size in _below_url(place)]
+            sizes, left_out = _below_url(place)
+            parts = [ParquetPart(place / name, size, _partition(name)) for name, size in sizes]
         else:
+            files, left_out = _below_folder(place)
             parts = [
-                ParquetPart(file, check_regular(file), _partition(file.removeprefix(place)))
-                for file in _below_folder(place)
+                ParquetPart(file, check_regular(file), _partition(file.removeprefix(place))) for file in files
             ]
     if not parts:
         raise InvalidDataError(f"the folder {path} holds no file named *.parquet.")
-    return parts
+    return parts, left_out
 
 
 def _partition(name: str) -> tuple[tuple[str, str | None], ...]:
@@ -284,22 +288,26 @@ def _partition_dtype(values: Sequence[str | None]) -> np.dtype[Any] | None:
     return np.dtype(np.float64 if len(given) < len(values) else np.int32)
 
 
-def _below_folder(folder: str) -> list[str]:
-    """Return the parquet files at any depth below a folder, but hidden ones, in dask's natural order."""
-    names = (os.path.relpath(path, folder) for path in paths_below(folder) if path.endswith(".parquet"))
-    return [f"{folder}/{name}" for name in sorted(filterfalse(_is_hidden, names), key=natural_sort_key)]
+def _below_folder(folder: str) -> tuple[list[str], int]:
+    """Return the parquet files at any depth below a folder, in dask's natural order, and how many others are.
+
+    Others are hidden files, and those with other endings.
+    """
+    found = [os.path.relpath(path, folder) for path in paths_below(folder)]
+    names = sorted(filter(_is_read, found), key=natural_sort_key)
+    return [f"{folder}/{name}" for name in names], len(found) - len(names)
 
 
-def _below_url(folder: Url) -> list[tuple[str, int]]:
+def _below_url(folder: Url) -> tuple[list[tuple[str, int]], int]:
     """Return what `_below_folder` does, as names and sizes."""
     sizes = folder.find()
-    names = [name for name in sizes if name.endswith(".parquet") and not _is_hidden(name)]
-    return [(name, sizes[name]) for name in sorted(names, key=natural_sort_key)]
+    names = sorted(filter(_is_read, sizes), key=natural_sort_key)
+    return [(name, sizes[name]) for name in names], len(sizes) - len(names)
 
 
-def _is_hidden(name: str) -> bool:
-    """Return whether a file, or a folder above it, is one that dask and pyarrow leave out by its name."""
-    return any(part.startswith((".", "_")) for part in name.split("/"))
+def _is_read(name: str) -> bool:
+    """Return whether a file is parquet, and no part of its name is one that dask and pyarrow leave out."""
+    return name.endswith(".parquet") and not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
 def _row_groups(
@@ -371,22 +379,22 @@ def is_parquet(place: Place) -> bool:
 
 
 def _is_parquet(path: str) -> bool:
-    if suffix_of(path) in PARQUET:
+    if suffix_of(path) in PARQUET.endings:
         return True
-    if is_url(path) and suffix_of(path) in (".zarr", ".npy"):
+    if is_url(path) and suffix_of(path) in ENDINGS_OF_ROWS:
         return False
     place = Url.of(path) if is_url(path) else Path(path)
     with read_errors(str(place), remote=isinstance(place, Url)):
         if any((place / name).exists() for name in ZARR_DOCUMENTS):
             return False
         if isinstance(place, Url):
-            return bool(_below_url(place))
-        return place.is_dir() and bool(_below_folder(str(place)))
+            return bool(_below_url(place)[0])
+        return place.is_dir() and bool(_below_folder(str(place))[0])
 
 
 def parquet_names(place: Place) -> tuple[str, ...]:
     """Return the columns that are features by default; warns and raises as `open_parquet`."""
-    parts = parts_at(place)
+    parts, _ = parts_at(place)
     schema, _ = parts[0].footer()
     return _features(schema, parts, partition_columns(parts))
 
@@ -491,7 +499,7 @@ def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool =
         An index, or text in the names of folders, is left out.
     """
     loaded_pyarrow()
-    parts = parts_at(place)
+    parts, left_out = parts_at(place)
     partitions = partition_columns(parts)
     of_folders: dict[str, np.dtype[Any] | None] = {}
     groups: list[RowGroup] = []
@@ -512,4 +520,13 @@ def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool =
     reader = ParquetReader(tuple(parts), tuple(groups), chosen, dtype, squeeze, frozenset(of_folders))
     rows = tuple(group.stop - group.start for group in groups)
     shape = (sum(rows),) if squeeze else (sum(rows), len(chosen))
-    return RangeSource(reader, shape, dtype, rows, None if squeeze else chosen)
+    names = None if squeeze else chosen
+    return RangeSource(reader, shape, dtype, rows, names, _files_text(place, len(parts), left_out))
+
+
+def _files_text(place: Place, n_files: int, left_out: int) -> str:
+    """Return what was read of a place, for people; "" where it is one file."""
+    if n_files == 1 and not left_out:
+        return ""
+    others = f"; {left_out:,} other file(s) are not read" if left_out else ""
+    return f"{n_files:,} parquet file(s) of {place_text(place)}{others}"

@@ -231,7 +231,11 @@ class RangeReader(ChunkReader, Protocol):
 
 @dataclass(frozen=True)
 class RangeSource:
-    """An addressable source over a `RangeReader`; ``names`` are its features', if they have any."""
+    """An addressable source over a `RangeReader`.
+
+    ``names`` are its features', if they have any. ``chosen`` says for people what was taken of the place that
+    was opened, such as an array of a group; "" where that was all there is.
+    """
 
     addressable = True
 
@@ -240,6 +244,7 @@ class RangeSource:
     dtype: np.dtype[Any]
     chunk_rows: tuple[int, ...]
     names: tuple[str, ...] | None = None
+    chosen: str = ""
 
     @property
     def in_memory(self) -> bool:

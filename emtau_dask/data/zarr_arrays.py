@@ -412,11 +412,13 @@ def _member(store: Store, path: str, group: Found, array: str | None, where: str
         if wanted is not None:
             raise InvalidDataError(
                 f"the zarr group {where} has {wanted}; its arrays are {sorted(arrays) or 'none'}. Name one "
-                "of them: --array NAME, in Python zarr.open_group(...)[NAME]."
+                "of them: --array NAME, in Python zarr.open_group(...)[NAME]; of a cube name the features: "
+                "--features A,B, in Python fit(xarray.open_zarr(...), features=['A', 'B'])."
             )
         (name,) = tables
         member = arrays[name]
-    return _meant(store, f"{path}/{name}".lstrip("/"), member)
+    source = _meant(store, f"{path}/{name}".lstrip("/"), member)
+    return replace(source, chosen=f"the array {name!r} of {where}")
 
 
 def _names(store: Store, path: str, group: Found) -> list[str]:

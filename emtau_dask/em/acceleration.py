@@ -27,18 +27,21 @@ ROUNDING = 1e-13
 """Maximum difference between two objectives that counts as rounding, relative to them."""
 MIN_CURVATURE = 1e-8
 """Minimum cosine of a step and the change of the gradient along it; other pairs are not used."""
-GOOD_GAIN, MIN_SHARE, MAX_SHARE, GROWTH = 0.25, 0.01, 0.5, 2.0
-"""The radius grows by `GROWTH` if a step gains at least `GOOD_GAIN` of what was predicted. A refused step is
-shortened to a share between `MIN_SHARE` and `MAX_SHARE`."""
-HALVINGS = 6
+GOOD_GAIN, GROWTH = 0.25, 2.0
+"""The radius grows by the factor 2 if a step gains at least a quarter of the predicted gain."""
+MIN_SHARE, MAX_SHARE = 0.01, 0.5
+"""Minimum and maximum share of a refused step that is tried next."""
+MAX_HALVINGS = 6
+"""Maximum halvings of a step whose M-step is singular."""
 MAX_MEMORY, MIN_MEMORY, MAX_MEMORY_BYTES = 10, 3, 2**26
+"""Maximum and minimum number of steps that are kept, and maximum bytes of their moments."""
 
 
 class Kind(Enum):
-    """How the parameters that are scored next were found."""
+    """How the parameters that are scored next were found; commits store the values."""
 
     GIVEN = "given"
-    PLAIN = "plain"
+    EM_STEP = "plain"
     EXTRAPOLATED = "extrapolated"
     CYCLE = "cycle"
 
@@ -55,8 +58,8 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
-    """An accepted point of an objective: Θ is the M-step of ``moments``, and EM maps them to ``response``.
+class EvaluatedPoint:
+    """Parameters after an E-step: Θ is the M-step of ``moments``, and EM maps these to ``response``.
 
     Both moments are means over the rows, and ``objective`` is in nats per row.
     """
@@ -78,13 +81,13 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """How the parameters that are scored next were found.
+class Proposal:
+    """The step to the parameters that are scored next.
 
     Attributes
     ----------
     moments : ndarray or None
-        The parameters are their M-step; None if they are not known.
+        The parameters are the M-step of these moments; None if the moments are not known.
     kind : Kind
     length : float
         Length of the step to these parameters, in the metric.
@@ -99,8 +102,8 @@ class Trial:
 
 
 @dataclass(frozen=True, eq=False)
-class Ascent:
-    """What quasi-Newton steps remember between two passes.
+class QuasiNewtonState:
+    """The state of quasi-Newton steps between two passes.
 
     Attributes
     ----------
@@ -108,22 +111,22 @@ class Ascent:
         Origins of all moments of this record.
     pairs : tuple of Pair
         The oldest first.
-    point : Point or None
+    point : EvaluatedPoint or None
         The last accepted point of the current objective.
-    trial : Trial
+    proposal : Proposal
     radius : float
         Maximum length of a step, in the metric; an EM step may be longer.
     """
 
     origins: Floats
     pairs: tuple[Pair, ...] = ()
-    point: Point | None = None
-    trial: Trial = Trial()
+    point: EvaluatedPoint | None = None
+    proposal: Proposal = Proposal()
     radius: float = math.inf
 
-    def with_new_objective(self) -> Ascent:
-        """Return what stays known when the rows that are scored change, and with them the objective."""
-        return replace(self, point=None, trial=replace(self.trial, kind=Kind.GIVEN), radius=math.inf)
+    def with_new_objective(self) -> QuasiNewtonState:
+        """Return the state for other rows, and so another objective: only the pairs are kept."""
+        return replace(self, point=None, proposal=replace(self.proposal, kind=Kind.GIVEN), radius=math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +135,7 @@ class AcceleratedStep:
 
     Attributes
     ----------
-    ascent : Ascent
+    quasi_newton : QuasiNewtonState
     parameters : MixtureParameters
     accepted : bool
         Whether the parameters that were scored are kept.
@@ -142,7 +145,7 @@ class AcceleratedStep:
         is no estimate.
     """
 
-    ascent: Ascent
+    quasi_newton: QuasiNewtonState
     parameters: MixtureParameters
     accepted: bool
     gap: float
@@ -150,7 +153,7 @@ class AcceleratedStep:
 
 @dataclass(frozen=True, eq=False)
 class Maximiser:
-    """The M-step of moments, and how many steps are remembered; with a memory of 0 every step is EM's."""
+    """The M-step of moments; ``memory`` is the number of steps that are kept, with 0 every step is EM's."""
 
     structure: CovarianceStructure
     reg_covar: float
@@ -180,7 +183,7 @@ def rounding(objective: float) -> float:
 
 
 def memory_for(structure: CovarianceStructure, n_components: int, n_features: int) -> int:
-    """Return how many steps are remembered: 10, or fewer (at least 3) if their moments are large."""
+    """Return the number of steps that are kept: 10, or fewer (at least 3) if their moments are large."""
     size = MomentSpace(structure, np.empty((n_components, n_features))).size
     return max(MIN_MEMORY, min(MAX_MEMORY, MAX_MEMORY_BYTES // (16 * size)))
 
@@ -213,26 +216,26 @@ def direction(gradient: Floats, steps: Sequence[Floats], decreases: Sequence[Flo
 
 
 def accelerated_step(
-    ascent: Ascent,
+    state: QuasiNewtonState,
     maximiser: Maximiser,
     parameters: MixtureParameters,
     objective: float,
     statistics: SufficientStatistics | None,
-    plain: MixtureParameters | None,
+    em_parameters: MixtureParameters | None,
 ) -> AcceleratedStep:
     """Return the next step after an E-step under ``parameters``.
 
     Parameters
     ----------
-    ascent : Ascent
+    state : QuasiNewtonState
     maximiser : Maximiser
     parameters : MixtureParameters
-        Those that ``ascent.trial`` describes.
+        Those that ``state.proposal`` describes.
     objective : float
         At these parameters, nats per row.
     statistics : SufficientStatistics or None
         Of all rows under these parameters; None if no mixture has such statistics.
-    plain : MixtureParameters or None
+    em_parameters : MixtureParameters or None
         The M-step of the statistics; None if it is singular.
 
     Returns
@@ -241,59 +244,65 @@ def accelerated_step(
         If no step is left to try, the parameters are the last accepted ones (or the given ones), not
         accepted, and the gap is NaN.
     """
-    space = MomentSpace(maximiser.structure, ascent.origins)
+    space = MomentSpace(maximiser.structure, state.origins)
     scored = None
-    if statistics is not None and plain is not None:
+    if statistics is not None and em_parameters is not None:
         response = space.of(statistics)
         response /= response[: len(parameters.weights)].sum()
-        moments = ascent.trial.moments
-        scored = Point(parameters, objective, response if moments is None else moments, response)
-    refused = scored is None or _refused(ascent, objective)
-    if ascent.point is not None and scored is not None:
-        ascent = replace(ascent, pairs=_pairs_with(ascent, scored, maximiser.memory))
-    if refused and ascent.point is not None:
-        return _shorter_step(space, ascent, maximiser, scored)
-    if scored is None or plain is None:
-        return AcceleratedStep(ascent, parameters, False, math.nan)
-    radius = ascent.radius
-    trial = ascent.trial
-    before = ascent.point if trial.kind is Kind.EXTRAPOLATED else None
-    if before is not None and objective - before.objective >= GOOD_GAIN * trial.predicted:
-        radius = max(radius, GROWTH * trial.length)
-    ascent = _with_origins(space, replace(ascent, point=scored, radius=radius), parameters.means)
-    known = trial.moments is not None
-    return _next_step(MomentSpace(maximiser.structure, ascent.origins), ascent, maximiser, plain, known=known)
+        moments = state.proposal.moments
+        scored = EvaluatedPoint(parameters, objective, response if moments is None else moments, response)
+    refused = scored is None or _refused(state, objective)
+    if state.point is not None and scored is not None:
+        state = replace(state, pairs=_pairs_with(state, scored, maximiser.memory))
+    if refused and state.point is not None:
+        return _shorter_step(space, state, maximiser, scored)
+    if scored is None or em_parameters is None:
+        return AcceleratedStep(state, parameters, False, math.nan)
+    radius = state.radius
+    proposal = state.proposal
+    before = state.point if proposal.kind is Kind.EXTRAPOLATED else None
+    if before is not None and objective - before.objective >= GOOD_GAIN * proposal.predicted:
+        radius = max(radius, GROWTH * proposal.length)
+    state = _with_origins(space, replace(state, point=scored, radius=radius), parameters.means)
+    known = proposal.moments is not None
+    return _next_step(
+        MomentSpace(maximiser.structure, state.origins), state, maximiser, em_parameters, known=known
+    )
 
 
-def begin_cycle(ascent: Ascent, maximiser: Maximiser, damping: float) -> AcceleratedStep:
+def begin_cycle(state: QuasiNewtonState, maximiser: Maximiser, damping: float) -> AcceleratedStep:
     """Return the first step on weighted active rows, from the accepted point of all rows.
 
     At that point the objective of the weighted rows equals that of all rows in value and gradient, but for
     the proximal term. Its weight is ``damping``, relative to all rows: that of the complete data expected at
     the point (see `docs/passes.md`).
     """
-    space, point = MomentSpace(maximiser.structure, ascent.origins), ascent.point
+    space, point = MomentSpace(maximiser.structure, state.origins), state.point
     assert point is not None
     whole = 1.0 + damping
     response = (point.response + damping * point.moments) / whole
     point = replace(point, objective=point.objective / whole, response=response)
-    plain = maximiser.parameters(space, response)
-    assert plain is not None
-    pairs = tuple(Pair(pair.step, (pair.decrease + damping * pair.step) / whole) for pair in ascent.pairs)
-    return _next_step(space, replace(ascent, point=point, pairs=pairs), maximiser, plain, known=True)
+    em_parameters = maximiser.parameters(space, response)
+    assert em_parameters is not None
+    pairs = tuple(Pair(pair.step, (pair.decrease + damping * pair.step) / whole) for pair in state.pairs)
+    return _next_step(space, replace(state, point=point, pairs=pairs), maximiser, em_parameters, known=True)
 
 
 def end_cycle(
-    inner: Ascent, outer: Ascent, maximiser: Maximiser, reached: MixtureParameters, damping: float
+    inner: QuasiNewtonState,
+    outer: QuasiNewtonState,
+    maximiser: Maximiser,
+    reached: MixtureParameters,
+    damping: float,
 ) -> AcceleratedStep:
-    """Return the step of all rows to the parameters that a cycle reached.
+    """Return the step of all rows to ``reached``, the parameters at the end of a cycle.
 
-    If no gain is predicted, it is the next step without the cycle. Pairs that were found in the cycle are
-    kept: their curvature is that of all rows up to sampling error.
+    If no gain is predicted, it is the next step from the point before the cycle. Pairs that were found in the
+    cycle are kept: their curvature is that of all rows up to sampling error.
     """
     assert outer.point is not None
     at = MomentSpace(maximiser.structure, outer.origins)
-    back = replace(
+    state = replace(
         outer,
         pairs=tuple(
             Pair(
@@ -303,17 +312,17 @@ def end_cycle(
             for pair in inner.pairs
         ),
     )
-    point, moments = outer.point, inner.trial.moments
+    point, moments = outer.point, inner.proposal.moments
     assert moments is not None
     predicted = _decrement(at, point, reached)
     if (predicted > 0 or not point.known) and not _equal(reached, point.parameters):
         moments = _moved_from(inner, at, moments)
         length = float(np.linalg.norm(at.standardised(moments - point.moments, point.parameters)))
-        ascent = replace(back, trial=Trial(moments, Kind.CYCLE, length, predicted))
-        return AcceleratedStep(ascent, reached, True, predicted)
-    plain = maximiser.parameters(at, point.response)
-    assert plain is not None
-    return _next_step(at, back, maximiser, plain, known=True)
+        state = replace(state, proposal=Proposal(moments, Kind.CYCLE, length, predicted))
+        return AcceleratedStep(state, reached, True, predicted)
+    em_parameters = maximiser.parameters(at, point.response)
+    assert em_parameters is not None
+    return _next_step(at, state, maximiser, em_parameters, known=True)
 
 
 def _equal(a: MixtureParameters, b: MixtureParameters) -> bool:
@@ -321,60 +330,62 @@ def _equal(a: MixtureParameters, b: MixtureParameters) -> bool:
     return all(np.array_equal(one, other) for one, other in pairs)
 
 
-def _moved_from(inner: Ascent, space: MomentSpace, moments: Floats) -> Floats:
+def _moved_from(inner: QuasiNewtonState, space: MomentSpace, moments: Floats) -> Floats:
     return MomentSpace(space.structure, inner.origins).moved(moments, space.origins)
 
 
-def _refused(ascent: Ascent, objective: float) -> bool:
-    if ascent.point is None or ascent.trial.kind not in REFUSABLE:
+def _refused(state: QuasiNewtonState, objective: float) -> bool:
+    if state.point is None or state.proposal.kind not in REFUSABLE:
         return False
-    before = ascent.point.objective
+    before = state.point.objective
     return not objective >= before - rounding(before)
 
 
-def _pairs_with(ascent: Ascent, scored: Point, memory: int) -> tuple[Pair, ...]:
-    before = ascent.point
+def _pairs_with(state: QuasiNewtonState, scored: EvaluatedPoint, memory: int) -> tuple[Pair, ...]:
+    before = state.point
     assert before is not None
     if not before.known:
-        return ascent.pairs
+        return state.pairs
     pair = Pair(scored.moments - before.moments, before.gradient - scored.gradient)
-    return (*ascent.pairs, pair)[-memory:] if memory else ()
+    return (*state.pairs, pair)[-memory:] if memory else ()
 
 
 def _shorter_step(
-    space: MomentSpace, ascent: Ascent, maximiser: Maximiser, scored: Point | None
+    space: MomentSpace, state: QuasiNewtonState, maximiser: Maximiser, scored: EvaluatedPoint | None
 ) -> AcceleratedStep:
     """Return a shorter step from the accepted point, or its EM step if that is about as long."""
-    point, trial = ascent.point, ascent.trial
+    point, proposal = state.point, state.proposal
     assert point is not None
-    plain = maximiser.parameters(space, point.response)
-    if plain is None or trial.kind is Kind.PLAIN:
+    em_parameters = maximiser.parameters(space, point.response)
+    if em_parameters is None or proposal.kind is Kind.EM_STEP:
         # No mixture fits the statistics after the EM step: nothing is left to try here.
-        return AcceleratedStep(replace(ascent, trial=Trial(point.moments)), point.parameters, False, math.nan)
-    assert trial.moments is not None
-    step = trial.moments - point.moments
+        return AcceleratedStep(
+            replace(state, proposal=Proposal(point.moments)), point.parameters, False, math.nan
+        )
+    assert proposal.moments is not None
+    step = proposal.moments - point.moments
     share = MAX_SHARE if scored is None else _best_share(space, point, scored, step)
     own = float(np.linalg.norm(space.standardised(point.gradient, point.parameters)))
-    gain = _decrement(space, point, plain)
+    gain = _decrement(space, point, em_parameters)
     moments = point.moments + share * step
-    produced = maximiser.extrapolated(space, moments) if share * trial.length > own else None
+    produced = maximiser.extrapolated(space, moments) if share * proposal.length > own else None
     if produced is None:
-        em_step = replace(ascent, trial=Trial(point.response, Kind.PLAIN, own, gain), radius=own)
-        return AcceleratedStep(em_step, plain, False, gain)
+        em_step = replace(state, proposal=Proposal(point.response, Kind.EM_STEP, own, gain), radius=own)
+        return AcceleratedStep(em_step, em_parameters, False, gain)
     predicted = _decrement(space, point, produced)
-    shorter = Trial(moments, Kind.EXTRAPOLATED, share * trial.length, predicted)
+    shorter = Proposal(moments, Kind.EXTRAPOLATED, share * proposal.length, predicted)
     return AcceleratedStep(
-        replace(ascent, trial=shorter, radius=shorter.length), produced, False, max(gain, predicted)
+        replace(state, proposal=shorter, radius=shorter.length), produced, False, max(gain, predicted)
     )
 
 
-def _decrement(space: MomentSpace, point: Point, produced: MixtureParameters) -> float:
+def _decrement(space: MomentSpace, point: EvaluatedPoint, produced: MixtureParameters) -> float:
     """Return half of the product of the gradient with a step of the natural parameters."""
     after = space.expected_log_density(point.gradient, produced)
     return 0.5 * (after - space.expected_log_density(point.gradient, point.parameters))
 
 
-def _best_share(space: MomentSpace, point: Point, refused: Point, step: Floats) -> float:
+def _best_share(space: MomentSpace, point: EvaluatedPoint, refused: EvaluatedPoint, step: Floats) -> float:
     """Return the share of a refused step at which the objective is largest.
 
     It is the maximum of the cubic through both objectives and both slopes (Nocedal and Wright 2006,
@@ -389,7 +400,7 @@ def _best_share(space: MomentSpace, point: Point, refused: Point, step: Floats) 
     return min(max(1.0 - (root + bend - last) / (first - last + 2.0 * root), MIN_SHARE), MAX_SHARE)
 
 
-def _slope(space: MomentSpace, point: Point, step: Floats) -> float:
+def _slope(space: MomentSpace, point: EvaluatedPoint, step: Floats) -> float:
     """Return the first-order change of the objective at a point along a step."""
     there = MomentSpace(space.structure, point.parameters.means)
 
@@ -399,56 +410,61 @@ def _slope(space: MomentSpace, point: Point, step: Floats) -> float:
     return float(standard(point.gradient) @ standard(step))
 
 
-def _with_origins(space: MomentSpace, ascent: Ascent, origins: Floats) -> Ascent:
+def _with_origins(space: MomentSpace, state: QuasiNewtonState, origins: Floats) -> QuasiNewtonState:
     """Return the same with all moments about other origins."""
 
     def moved(moments: Floats) -> Floats:
         return space.moved(moments, origins)
 
-    point = ascent.point
+    point = state.point
     assert point is not None
-    pairs = tuple(Pair(moved(pair.step), moved(pair.decrease)) for pair in ascent.pairs)
+    pairs = tuple(Pair(moved(pair.step), moved(pair.decrease)) for pair in state.pairs)
     point = replace(point, moments=moved(point.moments), response=moved(point.response))
-    return replace(ascent, origins=origins, pairs=pairs, point=point)
+    return replace(state, origins=origins, pairs=pairs, point=point)
 
 
 def _next_step(
-    space: MomentSpace, ascent: Ascent, maximiser: Maximiser, plain: MixtureParameters, *, known: bool
+    space: MomentSpace,
+    state: QuasiNewtonState,
+    maximiser: Maximiser,
+    em_parameters: MixtureParameters,
+    *,
+    known: bool,
 ) -> AcceleratedStep:
     """Return the step from the accepted point; it is EM's if the gradient there is not known."""
-    point = ascent.point
+    point = state.point
     assert point is not None
     gradient = point.gradient
     theta = point.parameters
 
     standard = space.standardised(gradient, theta)
     own = float(np.linalg.norm(standard))
-    gain = _decrement(space, point, plain) if known else math.nan
-    em_step = replace(ascent, trial=Trial(point.response, Kind.PLAIN, own, gain))
-    if not known or not ascent.pairs:
-        return AcceleratedStep(em_step, plain, True, gain)
-    steps = [pair.step for pair in ascent.pairs]
-    decreases = [pair.decrease for pair in ascent.pairs]
+    gain = _decrement(space, point, em_parameters) if known else math.nan
+    em_step = replace(state, proposal=Proposal(point.response, Kind.EM_STEP, own, gain))
+    if not known or not state.pairs:
+        return AcceleratedStep(em_step, em_parameters, True, gain)
+    steps = [pair.step for pair in state.pairs]
+    decreases = [pair.decrease for pair in state.pairs]
     coefficients, slope = direction(
         standard,
         [space.standardised(step, theta) for step in steps],
         [space.standardised(decrease, theta) for decrease in decreases],
     )
     if not slope > 0:
-        return AcceleratedStep(em_step, plain, True, gain)
+        return AcceleratedStep(em_step, em_parameters, True, gain)
     step = np.tensordot(coefficients, np.array([gradient, *steps, *decreases]), axes=1)
     length = float(np.linalg.norm(space.standardised(step, theta)))
-    share = min(1.0, max(ascent.radius, own) / length) if length > 0 else 1.0
+    share = min(1.0, max(state.radius, own) / length) if length > 0 else 1.0
     if share * length <= own * (1 + 1e-7):
-        return AcceleratedStep(em_step, plain, True, max(gain, 0.5 * slope))
-    for _ in range(HALVINGS):
+        return AcceleratedStep(em_step, em_parameters, True, max(gain, 0.5 * slope))
+    for _ in range(MAX_HALVINGS):
         moments = point.moments + share * step
         produced = maximiser.extrapolated(space, moments)
         if produced is not None:
             break
         share *= 0.5
     else:
-        return AcceleratedStep(em_step, plain, True, gain)
+        return AcceleratedStep(em_step, em_parameters, True, gain)
     predicted = _decrement(space, point, produced)
-    trial = Trial(moments, Kind.EXTRAPOLATED, share * length, predicted)
-    return AcceleratedStep(replace(ascent, trial=trial), produced, True, max(gain, predicted / share))
+    proposal = Proposal(moments, Kind.EXTRAPOLATED, share * length, predicted)
+    return AcceleratedStep(replace(state, proposal=proposal), produced, True, max(gain, predicted / share))

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.data.chunk import RESPONSIBILITIES, ChunkContents, ChunkLoader, LoadedChunk, contents_of
+from emtau_dask.data.chunk import RESPONSIBILITIES, ChunkDigest, ChunkLoader, LoadedChunk, chunk_digest
 from emtau_dask.data.row_random import RESPONSIBILITY, row_uniforms
 from emtau_dask.data.source import ChunkRange, ChunkReader, Source
-from emtau_dask.em.contents import NotingTask
 from emtau_dask.em.problem import Problem
+from emtau_dask.em.verification import DigestingTask
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.execution.executor import NO_SOURCE
 from emtau_dask.mixture.covariance import CovarianceStructure
@@ -33,8 +33,8 @@ from emtau_dask.mixture.statistics import (
     zero,
 )
 
-DRAWN_AT_ONCE = 2**12
-"""Rows whose random numbers are drawn together, whether or not all of them are wanted."""
+DRAWN_ROWS = 2**12
+"""Number of rows whose random numbers are drawn together, whether or not all of them are needed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +48,10 @@ class RowBlock:
 
 
 class Prepared(NamedTuple):
-    """An assignment for one chunk, and what was read for it."""
+    """The assignment of one chunk, and the digests of what was read for it."""
 
     assignment: Assignment
-    contents: tuple[ChunkContents, ...] = ()
+    digests: tuple[ChunkDigest, ...] = ()
 
 
 class Assignment(Protocol):
@@ -155,7 +155,7 @@ class RandomResponsibilities:
         begin = 0
         while begin < len(positions):
             first = int(positions[begin])
-            end = int(np.searchsorted(positions, first + DRAWN_AT_ONCE))
+            end = int(np.searchsorted(positions, first + DRAWN_ROWS))
             last = int(positions[end - 1]) + 1
             draws = row_uniforms(self.seed, RESPONSIBILITY, start + first, start + last, self.n_components)
             result[begin:end] = draws[positions[begin:end] - first]
@@ -174,8 +174,8 @@ class GivenResponsibilities:
     def prepare(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Prepared:
         """Return itself with the chunk's responsibilities loaded."""
         loaded = self.reader.load(chunk_range, blocks)
-        contents = contents_of(RESPONSIBILITIES, chunk_range.chunk, loaded)
-        return Prepared(GivenResponsibilities(self.reader, loaded.values), (contents,))
+        digest = chunk_digest(RESPONSIBILITIES, chunk_range.chunk, loaded)
+        return Prepared(GivenResponsibilities(self.reader, loaded.values), (digest,))
 
     def statistics(self, structure: CovarianceStructure, block: RowBlock) -> SufficientStatistics:
         """Return the statistics of a block; for errors see `start_from_responsibilities`."""
@@ -194,7 +194,7 @@ class GivenResponsibilities:
 
 
 @dataclass(frozen=True, eq=False)
-class _StatisticsTask(NotingTask["tuple[LoadedChunk, Prepared]", SufficientStatistics]):
+class _StatisticsTask(DigestingTask["tuple[LoadedChunk, Prepared]", SufficientStatistics]):
     loader: ChunkLoader
     assignment: Assignment
     structure: CovarianceStructure
@@ -219,9 +219,9 @@ class _StatisticsTask(NotingTask["tuple[LoadedChunk, Prepared]", SufficientStati
             merger.push(assignment.statistics(self.structure, block))
         return merger.total() or zero(self.structure, self.n_components, n_features)
 
-    def contents(self, item: ChunkRange, found: tuple[LoadedChunk, Prepared]) -> tuple[ChunkContents, ...]:
+    def digests(self, item: ChunkRange, found: tuple[LoadedChunk, Prepared]) -> tuple[ChunkDigest, ...]:
         loaded, prepared = found
-        return (*loaded.contents(), *prepared.contents)
+        return (*loaded.digests(), *prepared.digests)
 
 
 def statistics_under(
@@ -233,7 +233,7 @@ def statistics_under(
         partial(merged, problem.structure),
         name="assign",
         stage=stage,
-        beside=source or NO_SOURCE,
+        extra=source or NO_SOURCE,
     )
     assert total is not None
     return total

@@ -18,11 +18,11 @@ from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.plan import fits_tiles
 
 KEY = "emtau.compiled"
-WORTH_IT = 2**26
-"""Fewest products of features and coefficients in an iteration for which a fit is compiled. They take some
-ten milliseconds; the import of numba takes half a second, and the first compilation a few seconds."""
-WORTH_IT_ONCE = 2**32
-"""Fewest products of one pass in which rows are scored, for which it is compiled; they take NumPy seconds."""
+MIN_PRODUCTS = 2**26
+"""Minimum products of features and coefficients in an iteration for which a fit is compiled. They take about
+ten milliseconds; importing numba takes half a second, and the first compilation a few seconds."""
+MIN_PRODUCTS_ONCE = 2**32
+"""Minimum products of a single pass for which it is compiled; NumPy takes seconds for them."""
 COMPILES = "compiling loops for this machine: once, some seconds"
 
 
@@ -32,7 +32,7 @@ def compile_setting() -> str:
     Raises
     ------
     ConfigError
-        The setting is none of the three, or ``"always"`` where nothing can be compiled.
+        The setting is none of the three, or it is ``"always"`` and nothing can be compiled.
     """
     setting = read_settings().compiled
     if setting == "always" and (why_not := why_not_compiled()) is not None:
@@ -46,8 +46,8 @@ def compile_setting() -> str:
 def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
     """Return whether a fit uses the compiled loops where it can.
 
-    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `WORTH_IT`,
-    unless they are not for so many features, or this process or a worker cannot compile.
+    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `MIN_PRODUCTS`,
+    unless they do not support so many features, or this process or a worker cannot compile.
 
     Parameters
     ----------
@@ -63,17 +63,17 @@ def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n
         The setting cannot be used.
     """
     n_rows, n_features = shape
-    return _worth(client, n_rows, n_features, covariance_type, n_components, WORTH_IT)
+    return _worth(client, n_rows, n_features, covariance_type, n_components, MIN_PRODUCTS)
 
 
 def worth_compiling_once(
     client: Any, n_rows: float, n_features: int, covariance_type: str, n_components: int
 ) -> bool:
-    """Return the same of one pass in which rows are scored; it must have `WORTH_IT_ONCE` products.
+    """Return the same for a single pass over rows, which needs `MIN_PRODUCTS_ONCE` products.
 
-    A number of rows that is not known (NaN) counts as few.
+    An unknown number of rows is NaN, and counts as few.
     """
-    return _worth(client, n_rows, n_features, covariance_type, n_components, WORTH_IT_ONCE)
+    return _worth(client, n_rows, n_features, covariance_type, n_components, MIN_PRODUCTS_ONCE)
 
 
 def _worth(
@@ -97,7 +97,7 @@ def _worth(
 
 @cache
 def check_compiler() -> None:
-    """Raise `ClusterError` in a worker that cannot compile, where the process that asks it to could."""
+    """Raise `ClusterError` in a worker that cannot compile; the fitting process could."""
     why_not = why_not_compiled()
     if why_not is not None:
         raise ClusterError(
@@ -109,15 +109,15 @@ def check_compiler() -> None:
 def compile_ahead(
     structure: CovarianceStructure, n_components: int, rows: Source, observer: FitObserver
 ) -> None:
-    """Begin to compile the loops in a thread of this process, beside what a fit does before it needs them.
+    """Begin to compile the loops in a thread of this process, before a fit needs them.
 
-    A pass that needs them meanwhile waits for the rest. So the bits of a fit do not depend on how long it
-    takes. ``observer`` is told if they were not compiled on this machine before.
+    A pass that needs them meanwhile waits, so the bits of a fit do not depend on how long that takes.
+    ``observer`` gets a note if they were not compiled on this machine before.
     """
     chunk_rows = rows.shape[0] / max(1, len(rows.chunk_rows))
 
     def compile_here() -> None:
-        with suppress(Exception):  # A pass that needs the loops raises the same, in its place.
+        with suppress(Exception):  # A pass that needs the loops raises the same error.
             compile_loops(
                 structure,
                 n_components,

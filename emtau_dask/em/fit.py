@@ -21,12 +21,11 @@ import numpy as np
 from emtau_dask.dask_config import read_settings
 from emtau_dask.data.cache import RowCache, release_rows
 from emtau_dask.data.source import Source
-from emtau_dask.em.acceleration import Ascent
+from emtau_dask.em.acceleration import QuasiNewtonState
 from emtau_dask.em.history import FitObserver
-from emtau_dask.em.journal import Journal
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.problem import Context, Problem, first_unusable_row_named, make_problem
-from emtau_dask.em.settings import FINER, EmSettings, most_on_samples
+from emtau_dask.em.settings import SAMPLE_GROWTH, EmSettings, max_sample_iterations
 from emtau_dask.em.starts import (
     STARTS,
     GivenParameters,
@@ -38,6 +37,7 @@ from emtau_dask.em.starts import (
     starting_problem,
 )
 from emtau_dask.em.state import FitState, KMeansProgress, Progress, RunState
+from emtau_dask.em.state_store import StateStore
 from emtau_dask.errors import SingularComponentError, warn_user
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.threads import lasting_threads
@@ -46,12 +46,11 @@ from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.process import threads_side_by_side
 from emtau_dask.settings import MARGINALISE, missing_values
 
-STARTING_ITERATIONS, AFTER_ANNEALING = 16, 10
-"""Maximum iterations of a start on the first sample before starts are compared: of one that was not annealed,
-and of one that was."""
-MIN_ITERATIONS, MOST_GAPS = 4, 20.0
+MAX_START_ITERATIONS, MAX_ANNEALED_START_ITERATIONS = 16, 10
+"""Maximum iterations of a start on the first sample, without annealing and after it."""
+MIN_START_ITERATIONS, MAX_GAPS = 4, 20.0
 """After 4 iterations, a start is dropped if its bound plus 20 estimated gaps is below the best bound."""
-SAME_OPTIMUM, SAME_OPTIMUM_FLOAT32 = 1e-9, 1e-6
+ROUNDING, ROUNDING_FLOAT32 = 1e-9, 1e-6
 """Maximum relative difference of the bounds of two starts at the same optimum, so that rounding does not
 choose between them. The second is for rows of float32."""
 RELEASE_SECONDS = 5.0
@@ -60,8 +59,9 @@ RELEASE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class FitSources:
-    """What a fit reads. Weights and responsibilities have the chunks of the rows; given responsibilities
-    replace every other start.
+    """The sources that a fit reads.
+
+    Weights and responsibilities have the chunks of the rows. Responsibilities replace every other start.
     """
 
     rows: Source
@@ -79,13 +79,12 @@ class FitSources:
 
 
 def fit(
-    settings: EmSettings, sources: FitSources, executor: Executor, journal: Journal, context: Context
+    settings: EmSettings, sources: FitSources, executor: Executor, state_store: StateStore, context: Context
 ) -> FitState:
     """Run a fit until its runs have ended: one after several compared starts, or one for each seed.
 
-    `em.settings.automatic` decides what a default fit does, from the shape of the data: its samples, starts
-    and policy. Of whole runs the one with the highest final bound is the best. Where starts are compared,
-    only one goes on after them.
+    `em.settings.automatic` decides on the samples, the starts and the policy of a default fit, from the shape
+    of the data. The best of several whole runs is the one with the highest final bound.
 
     Parameters
     ----------
@@ -93,8 +92,8 @@ def fit(
     sources : FitSources
     executor : Executor
         Runs the passes over the rows.
-    journal : Journal
-        The fit begins from its ``state``: a new one, or one that is resumed.
+    state_store : StateStore
+        Saves the states of the fit, and has the first one: a new one, or one that is resumed.
     context : Context
         See `open_context`.
 
@@ -117,35 +116,23 @@ def fit(
     UserWarning
         A run collapsed and is left out.
     """
-    with lasting_threads(executor) as its_threads:
-        problem = _problem_of(settings, sources, its_threads, replace(context, contents=journal.contents))
-        settings = _with_large_samples(settings, problem)
-        fixed = _Fit(problem, settings, sources.responsibilities, journal)
-        state = journal.state
-        with first_unusable_row_named(problem), journal.watched():
+    with lasting_threads(executor) as lasting:
+        context = replace(context, verifier=state_store.verifier)
+        problem = _problem(settings, sources, lasting, context)
+        settings = _without_small_samples(settings, problem)
+        parts = _Fit(problem, settings, sources.responsibilities, state_store)
+        state = state_store.state
+        with first_unusable_row_named(problem), state_store.explained_errors():
             while not state.finished:
                 try:
-                    state = _run_ended(fixed, _run_started(fixed, state))
+                    state = _with_run(parts, state)
+                    state = _after_run(parts, state)
                 except SingularComponentError as error:
-                    state = _run_left_out(fixed, state, error)
-                new = [note for note in journal.contents.notes if note not in state.notes]
+                    state = _without_run(parts, state, error)
+                new = [note for note in state_store.verifier.notes if note not in state.notes]
                 state = replace(state, notes=(*state.notes, *new))
-                journal.save(state, commit=True)
+                state_store.save(state, commit=True)
     return state
-
-
-def _problem_of(settings: EmSettings, sources: FitSources, executor: Executor, context: Context) -> Problem:
-    asked = settings.asked
-    return make_problem(
-        sources.rows,
-        sources.weights,
-        asked.n_components,
-        settings.structure,
-        executor,
-        context,
-        compiled=settings.compiled,
-        missing=missing_values(asked.missing),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +142,7 @@ class _Fit:
     problem: Problem
     settings: EmSettings
     responsibilities: Source | None
-    journal: Journal
+    state_store: StateStore
 
     @property
     def compares_starts(self) -> bool:
@@ -163,41 +150,73 @@ class _Fit:
         return len(self.settings.shares) > 0 and len(self.settings.seeds) > 1
 
     @property
-    def same(self) -> float:
+    def rounding(self) -> float:
         """Maximum relative difference of the bounds of two starts at the same optimum."""
-        return SAME_OPTIMUM_FLOAT32 if self.problem.rows.dtype == np.float32 else SAME_OPTIMUM
+        return ROUNDING_FLOAT32 if self.problem.rows.dtype == np.float32 else ROUNDING
 
-    def comparison_over(self, run: RunState) -> bool:
-        """Whether all iterations that a fit may make on samples are made, so that the best start goes on."""
-        return run.iteration >= most_on_samples(self.settings.max_iter)
+    def samples_are_over(self, run: RunState) -> bool:
+        """Whether no more iterations on samples are allowed, so that the best start goes on."""
+        return run.iteration >= max_sample_iterations(self.settings.max_iter)
 
 
-def _with_large_samples(settings: EmSettings, problem: Problem) -> EmSettings:
+def _problem(settings: EmSettings, sources: FitSources, executor: Executor, context: Context) -> Problem:
+    requested = settings.requested
+    return make_problem(
+        sources.rows,
+        sources.weights,
+        requested.n_components,
+        settings.structure,
+        executor,
+        context,
+        compiled=settings.compiled,
+        missing=missing_values(requested.missing),
+    )
+
+
+def _without_small_samples(settings: EmSettings, problem: Problem) -> EmSettings:
     """Return the settings without samples that are too small because many rows take no part."""
     acceleration = settings.acceleration
     if acceleration is None or not settings.shares:
         return settings
-    least = settings.shares[0] * problem.rows.shape[0] / FINER
-    shares = tuple(share for share in settings.shares if share * problem.n_present >= least)
+    least = settings.shares[0] * problem.rows.shape[0] / SAMPLE_GROWTH
+    shares = tuple(share for share in settings.shares if share * problem.n_rows >= least)
     samples = replace(acceleration.samples, shares=shares)
     return replace(settings, acceleration=replace(acceleration, samples=samples))
 
 
-def _run_left_out(fixed: _Fit, state: FitState, error: SingularComponentError) -> FitState:
-    """Return the state before the next run; raises ``error`` after the last run if all collapsed."""
-    n_runs = len(fixed.settings.seeds)
-    if state.run == n_runs - 1 and state.best is None:
-        raise error
-    message = f"start {state.run + 1} of {n_runs} is left out: {error}"
-    warn_user(message)
-    return _next_run(fixed, replace(state, left_out=(*state.left_out, message)), state.best)
+def _with_run(fit: _Fit, state: FitState) -> FitState:
+    """Return the state with a current run; a new run has its Θ₀, which is committed."""
+    if state.current is not None:
+        return state
+    state_store = fit.state_store
+
+    def after(progress: KMeansProgress) -> None:
+        state_store.save(replace(state, start=progress), commit=state_store.due(progress.n_iter))
+
+    parameters = _starting_parameters(fit, state, after)
+    run = RunState(parameters, fit.settings.previous_bound)
+    if fit.settings.acceleration is not None:
+        records = () if state.best is None or not fit.compares_starts else state.best.records
+        progress = Progress(
+            QuasiNewtonState(parameters.means),
+            sample_began=len(records),
+            annealed_passes=fit.settings.acceleration.annealed_passes(state.run),
+            chosen=not fit.compares_starts,
+        )
+        run = replace(run, records=records, progress=progress)
+    state = replace(state, start=None, current=run)
+    state_store.save(state, commit=True)
+    return state
 
 
-def _start(fixed: _Fit, state: FitState, after: Callable[[KMeansProgress], None]) -> MixtureParameters:
-    problem, settings = fixed.problem, fixed.settings
+def _starting_parameters(
+    fit: _Fit, state: FitState, after: Callable[[KMeansProgress], None]
+) -> MixtureParameters:
+    """Return Θ₀ of a run; ``after`` is called after each pass of k-means over all rows."""
+    problem, settings = fit.problem, fit.settings
     acceleration = settings.acceleration
-    if fixed.responsibilities is not None:
-        statistics = start_from_responsibilities(problem, fixed.responsibilities)
+    if fit.responsibilities is not None:
+        statistics = start_from_responsibilities(problem, fit.responsibilities)
         return starting_parameters(problem, GivenParameters(), statistics, settings.reg_covar)
     complete = settings.given.complete(problem.structure.name)
     if complete is not None:
@@ -207,98 +226,85 @@ def _start(fixed: _Fit, state: FitState, after: Callable[[KMeansProgress], None]
     elif acceleration is not None and acceleration.samples.shares:
         problem, after = starting_problem(problem, acceleration.samples), forget
     request = StartRequest(problem, settings.seeds[state.run], state.start, after)
-    statistics = STARTS[settings.asked.init_params](request)
+    statistics = STARTS[settings.requested.init_params](request)
     return starting_parameters(problem, settings.given, statistics, settings.reg_covar)
 
 
-def _run_started(fixed: _Fit, state: FitState) -> FitState:
-    """Return the state with a current run, whose Θ₀ is committed."""
-    if state.current is not None:
-        return state
-    journal = fixed.journal
-
-    def after(progress: KMeansProgress) -> None:
-        journal.save(replace(state, start=progress), commit=journal.due(progress.n_iter))
-
-    parameters = _start(fixed, state, after)
-    run = RunState(parameters, fixed.settings.previous_bound)
-    if fixed.settings.acceleration is not None:
-        records = () if state.best is None or not fixed.compares_starts else state.best.records
-        chosen = not fixed.compares_starts
-        annealed = fixed.settings.acceleration.annealed_passes(state.run)
-        progress = Progress(
-            Ascent(parameters.means), level_began=len(records), annealed_passes=annealed, chosen=chosen
-        )
-        run = replace(run, records=records, progress=progress)
-    begun = replace(state, start=None, current=run)
-    journal.save(begun, commit=True)
-    return begun
-
-
-def _run_ended(fixed: _Fit, state: FitState) -> FitState:
-    """Return the state after the current run: that before the next, or the finished one."""
+def _after_run(fit: _Fit, state: FitState) -> FitState:
+    """Iterate the current run until it ends; return the state before the next run, or the finished one."""
     assert state.current is not None
-    journal = fixed.journal
+    state_store = fit.state_store
 
     def after(run: RunState) -> None:
-        going_on = run.stop_reason is None
-        journal.save(replace(state, current=run), commit=going_on and journal.due(run.iteration))
+        goes_on = run.stop_reason is None
+        state_store.save(replace(state, current=run), commit=goes_on and state_store.due(run.iteration))
 
-    acceleration = fixed.settings.acceleration
+    acceleration = fit.settings.acceleration
     annealed = acceleration is not None and acceleration.annealed_passes(state.run) > 0
-    iterations = AFTER_ANNEALING if annealed else STARTING_ITERATIONS
+    iterations = MAX_ANNEALED_START_ITERATIONS if annealed else MAX_START_ITERATIONS
 
-    def left(run: RunState) -> bool:
+    def start_is_over(run: RunState) -> bool:
         if run.progress is None or run.progress.chosen:
             return False
-        return fixed.comparison_over(run) or _start_done(run, iterations, state.best, fixed.same)
+        return fit.samples_are_over(run) or _start_is_over(run, iterations, state.best, fit.rounding)
 
-    ended = iterate(fixed.problem, state.current, fixed.settings, journal.writer, after, left)
-    if fixed.compares_starts and ended.stop_reason is None:
-        return _next_run(fixed, state, _better_start(ended, state.best, fixed.same))
-    if fixed.compares_starts:
-        return replace(state, start=None, current=ended, best=None, finished=True)
-    best = state.best
-    return _next_run(fixed, state, ended if best is None or ended.lower_bound > best.lower_bound else best)
+    run = iterate(fit.problem, state.current, fit.settings, state_store.writer, after, start_is_over)
+    if not fit.compares_starts:
+        best = state.best
+        return _next_run(fit, state, run if best is None or run.lower_bound > best.lower_bound else best)
+    if run.stop_reason is None:
+        return _next_run(fit, state, _better_start(run, state.best, fit.rounding))
+    return replace(state, start=None, current=run, best=None, finished=True)
 
 
-def _better_start(run: RunState, best: RunState | None, same: float) -> RunState:
+def _start_is_over(run: RunState, iterations: int, best: RunState | None, rounding: float) -> bool:
+    """Return whether a start has made its iterations on the first sample, or can no longer be the best."""
+    progress = run.progress
+    assert progress is not None
+    if progress.annealed_passes:
+        return False
+    made = len(run.records) - progress.sample_began
+    if progress.sample_index > 0 or made >= iterations:
+        return True
+    if made < MIN_START_ITERATIONS or best is None or best.bound is None:
+        return False
+    last = run.records[-1]
+    return last.accepted and last.lower_bound + MAX_GAPS * last.gap < best.bound - rounding * max(
+        1.0, abs(best.bound)
+    )
+
+
+def _better_start(run: RunState, best: RunState | None, rounding: float) -> RunState:
     """Return the better of two starts by their bounds on the first sample, with the records of both."""
     assert run.progress is not None
     # A start that left the first sample is compared by all records: those of others are not above the best.
-    made = run.records[run.progress.level_began :] if run.progress.level == 0 else run.records
+    made = run.records[run.progress.sample_began :] if run.progress.sample_index == 0 else run.records
     bounds = [record.lower_bound for record in made if record.accepted]
     bound = max(bounds, default=-math.inf)
-    least = bound - same * max(1.0, abs(bound)) if math.isfinite(bound) else bound
+    least = bound - rounding * max(1.0, abs(bound)) if math.isfinite(bound) else bound
     if best is not None and best.bound is not None and best.bound >= least:
         return replace(best, records=run.records)
     return replace(run, bound=bound if math.isfinite(bound) else None)
 
 
-def _start_done(run: RunState, iterations: int, best: RunState | None, same: float) -> bool:
-    """Return whether a start has made its iterations on the first sample, or can no longer reach the best."""
-    progress = run.progress
-    assert progress is not None
-    if progress.annealed_passes:
-        return False
-    made = len(run.records) - progress.level_began
-    if progress.level > 0 or made >= iterations:
-        return True
-    if made < MIN_ITERATIONS or best is None or best.bound is None:
-        return False
-    last = run.records[-1]
-    return last.accepted and last.lower_bound + MOST_GAPS * last.gap < best.bound - same * max(
-        1.0, abs(best.bound)
-    )
+def _without_run(fit: _Fit, state: FitState, error: SingularComponentError) -> FitState:
+    """Return the state after a run that collapsed; raises ``error`` after the last run if all collapsed."""
+    n_runs = len(fit.settings.seeds)
+    if state.run == n_runs - 1 and state.best is None:
+        raise error
+    message = f"start {state.run + 1} of {n_runs} is left out: {error}"
+    warn_user(message)
+    return _next_run(fit, replace(state, left_out=(*state.left_out, message)), state.best)
 
 
-def _next_run(fixed: _Fit, state: FitState, best: RunState | None) -> FitState:
-    cut = fixed.compares_starts and best is not None and fixed.comparison_over(best)
-    if state.run + 1 < len(fixed.settings.seeds) and not cut:
+def _next_run(fit: _Fit, state: FitState, best: RunState | None) -> FitState:
+    """Return the state before the next run; after the last one, the best start goes on, or the fit ends."""
+    is_over = fit.compares_starts and best is not None and fit.samples_are_over(best)
+    if state.run + 1 < len(fit.settings.seeds) and not is_over:
         return replace(state, run=state.run + 1, start=None, current=None, best=best)
-    if fixed.compares_starts and best is not None and best.progress is not None:
-        progress = replace(best.progress, chosen=True, level_began=len(best.records))
-        chosen = replace(best, bound=fixed.settings.previous_bound, progress=progress)
+    if fit.compares_starts and best is not None and best.progress is not None:
+        progress = replace(best.progress, chosen=True, sample_began=len(best.records))
+        chosen = replace(best, bound=fit.settings.previous_bound, progress=progress)
         return replace(state, start=None, current=chosen, best=None)
     return replace(state, start=None, current=best, best=None, finished=True)
 
@@ -322,8 +328,8 @@ def open_context(executor: Executor, observer: FitObserver, cache_bytes: int = 0
 def _row_cache(executor: Executor, limit: int) -> Iterator[RowCache | None]:
     """Open a cache of active rows and row state.
 
-    There is none if ``limit`` is 0, or for a pool of processes: these may end with a pass, and nothing tells
-    them that the fit has ended.
+    There is none if ``limit`` is 0, or for a pool of processes: these may end after a pass, and they are not
+    told when the fit ends.
     """
     client = executor.client
     if not limit or (client is None and not executor.in_process):
@@ -339,12 +345,12 @@ def _row_cache(executor: Executor, limit: int) -> Iterator[RowCache | None]:
 
 
 def _release_on(client: Any, token: str) -> None:
-    """Let workers remove their caches. A worker that does not answer removes them in a later fit."""
+    """Make workers remove their caches. A worker that does not answer removes them in a later fit."""
 
-    def tell() -> None:
+    def release() -> None:
         with suppress(Exception):
             client.run(release_rows, token, on_error="ignore")
 
-    telling = threading.Thread(target=tell, name="emtau-cache-release", daemon=True)
-    telling.start()
-    telling.join(RELEASE_SECONDS)
+    thread = threading.Thread(target=release, name="emtau-cache-release", daemon=True)
+    thread.start()
+    thread.join(RELEASE_SECONDS)

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emtau_dask.em.acceleration import Maximiser, Point, rounding
-from emtau_dask.em.iteration import Pass, Scored, score
+from emtau_dask.em.acceleration import EvaluatedPoint, Maximiser, rounding
+from emtau_dask.em.iteration import Pass, PassResult, run_pass
 from emtau_dask.em.moments import MomentSpace
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.state import RunState
-from emtau_dask.em.steps import Writer
+from emtau_dask.em.update import Writer
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import DOUBLE
@@ -33,7 +33,8 @@ GRADIENT_SPREAD = 0.1
 equal gradients, and no product with H would show that they can part."""
 MAX_MISSING = 0.25
 """Maximum missing part of the decrement at which the products end."""
-HALVINGS = 20
+MAX_HALVINGS = 20
+"""Maximum halvings of a finite difference whose M-step is singular."""
 MIN_PRODUCTS, MAX_PRODUCTS = 8, 32
 MIN_FULL_PRODUCTS, MAX_FULL_PRODUCTS = 4, 16
 """Minimum and maximum products, of a pass each, by which a gap is measured: over weighted active rows, and
@@ -62,7 +63,7 @@ class Decrement(NamedTuple):
 
 
 def newton_decrement(
-    space: MomentSpace, point: Point, jacobian: Callable[[Floats], Floats], least: int, most: int
+    space: MomentSpace, point: EvaluatedPoint, jacobian: Callable[[Floats], Floats], least: int, most: int
 ) -> Decrement:
     """Return the Newton decrement at a point.
 
@@ -73,7 +74,7 @@ def newton_decrement(
     ----------
     space : MomentSpace
         About the means of the point's parameters.
-    point : Point
+    point : EvaluatedPoint
     jacobian : callable (ndarray) -> ndarray
         The product of J with moments.
     least, most : int
@@ -89,7 +90,7 @@ def newton_decrement(
     if square == 0:
         return Decrement(0.0, 0.0, 0)
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     decrement = shift = 0.0
     for made in range(1, most + 1):
         product = step - jacobian(step)
@@ -98,7 +99,7 @@ def newton_decrement(
             return Decrement(math.nan, math.nan, made)
         length = square / curvature
         diagonal.append(1.0 / length + shift)
-        smallest = float(np.linalg.eigvalsh(_tridiagonal(diagonal, beside))[0])
+        smallest = float(np.linalg.eigvalsh(_tridiagonal(diagonal, off_diagonal))[0])
         if not smallest > 0:
             return Decrement(math.nan, math.nan, made)
         decrement += 0.5 * length * square
@@ -109,7 +110,7 @@ def newton_decrement(
             break
         ratio = square / before
         shift = ratio / length
-        beside.append(math.sqrt(ratio) / length)
+        off_diagonal.append(math.sqrt(ratio) / length)
         step = residual + ratio * step
     most_left = decrement + missing
     return Decrement(math.sqrt(decrement * most_left), most_left, made)
@@ -117,7 +118,7 @@ def newton_decrement(
 
 def jacobian_of(
     space: MomentSpace,
-    point: Point,
+    point: EvaluatedPoint,
     maximiser: Maximiser,
     here: Floats,
     response: Callable[[MixtureParameters], Floats | None],
@@ -132,7 +133,7 @@ def jacobian_of(
     def product(moments: Floats) -> Floats:
         size = math.sqrt(_square(space.standardised(moments, point.parameters)))
         step = width / size
-        for _ in range(HALVINGS):
+        for _ in range(MAX_HALVINGS):
             parameters = maximiser.extrapolated(space, point.moments + step * moments)
             there = None if parameters is None else response(parameters)
             if there is not None:
@@ -144,7 +145,7 @@ def jacobian_of(
 
 
 class Measured(NamedTuple):
-    """What is known of the gap after an accepted full pass.
+    """The gap after an accepted full pass.
 
     Attributes
     ----------
@@ -169,48 +170,47 @@ def gap_measured(
     state: RunState,
     settings: EmSettings,
     maximiser: Maximiser,
-    scored: Scored,
+    result: PassResult,
     gap: float,
     writer: Writer,
 ) -> Measured:
     """Measure the gap after an accepted full pass whose estimated ``gap`` would end the run.
 
-    The gap is the Newton decrement. Its passes score the rows that the full pass left active if these carry
-    sampling weights, and all rows otherwise. The run does not end near a saddle, or if the measured gap is
-    not below the tolerance. Then a later pass measures again, over all rows, since a sample may show a saddle
-    that the data do not have.
+    The gap is the Newton decrement. Its passes score the active rows if these have sampling weights, and all
+    rows otherwise. The run does not end near a saddle, or if the measured gap is not below the tolerance.
+    Then the gap is measured again after a later pass, over all rows: a sample may show a saddle that the data
+    do not have.
     """
     progress = state.progress
     assert progress is not None
-    point, weight = progress.ascent.point, problem.total_weight
-    every = settings.weighted or sum(state.remaining.values()) == problem.n_present
-    if point is None or not point.known or not every:
+    point, weight = progress.quasi_newton.point, problem.total_weight
+    all_count = settings.weighted or sum(state.n_active.values()) == problem.n_rows
+    if point is None or not point.known or not all_count:
         return Measured(state, gap, True)
     if gap <= rounding(point.objective):
         return Measured(state, gap if progress.gap_margin == 1.0 else math.nan, True)
     if gap * progress.gap_margin >= settings.gap_tol:
         return Measured(state, gap, False)
-    space = MomentSpace(problem.structure, progress.ascent.origins)
-    staying = scored.staying if settings.weighted and not progress.gap_of_all_rows else None
-    few = staying is not None
-    here = scored.own if staying is None else staying.statistics
+    space = MomentSpace(problem.structure, progress.quasi_newton.origins)
+    weighted = result.reweighted if settings.weighted and not progress.gap_of_all_rows else None
+    here = result.scored if weighted is None else weighted.statistics
     assert here is not None
-    this = Pass.partial(state, None) if few else Pass.full(problem)
+    this_pass = Pass.full(problem) if weighted is None else Pass.partial(state, None)
     rows = bytes_read = 0
 
     def response(parameters: MixtureParameters) -> Floats | None:
         nonlocal rows, bytes_read
         there = replace(state, parameters=parameters)
-        again = score(problem, there, settings, this, writer if few else _no_writer)
+        again = run_pass(problem, there, settings, this_pass, _no_writer if weighted is None else writer)
         rows += again.sums.scored + again.sums.rescored
         bytes_read += again.sums.bytes_read
-        return None if again.own is None else _mean(space, again.own, weight)
+        return None if again.scored is None else _mean(space, again.scored, weight)
 
     dtype = DOUBLE if problem.missing == MARGINALISE else problem.rows.dtype
     width = float(np.cbrt(np.finfo(np.result_type(dtype, np.float32)).eps))
     products = jacobian_of(space, point, maximiser, _mean(space, here, weight), response, width)
     least, most = MIN_FULL_PRODUCTS, MAX_FULL_PRODUCTS
-    if few:
+    if weighted is not None:
         least, most = MIN_PRODUCTS, MAX_PRODUCTS
     found = newton_decrement(space, point, products, least, most)
     ends = found.most < settings.gap_tol
@@ -253,5 +253,5 @@ def _square(vector: Floats) -> float:
     return float(vector @ vector)
 
 
-def _tridiagonal(diagonal: list[float], beside: list[float]) -> Floats:
-    return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+def _tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> Floats:
+    return np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)

@@ -1,4 +1,4 @@
-"""What a fit did, iteration by iteration, and the port to those who watch it."""
+"""The records of a fit's iterations, estimates of the gap from them, and the port of observers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from emtau_dask.errors import MissingPackageError, html_table
 from emtau_dask.execution.executor import PassObserver
 from emtau_dask.mixture.parameters import MixtureParameters
 
-SHOWN = 10
-"""Iterations that a notebook shows, the last ones."""
-CRAWLING = 0.2
-"""Bounds crawl where their gain over some passes is more than this part of that over as many before."""
-PASSES_APART = (2, 4, 8, 16)
-MOST_CORRECTED, MOST_GAINS = 10.0, 15.0
-"""By how much an estimate may grow: by this factor, and to so many gains of the last passes."""
+MAX_SHOWN = 10
+"""Maximum number of iterations that a notebook shows, the last ones."""
+SLOW_GAIN = 0.2
+"""Convergence is slow if the gain over some passes is more than a fifth of that over as many before."""
+LAGS = (2, 4, 8, 16)
+"""Numbers of passes over which gains are compared."""
+MAX_CORRECTION, MAX_GAINS = 10.0, 15.0
+"""Maximum factor by which an estimate is corrected, and maximum estimate in gains of the last passes."""
 
 
 @dataclass(frozen=True)
@@ -30,32 +31,32 @@ class IterationRecord:
     iteration : int
         1-based.
     lower_bound : float
-        After its E-step, before its M-step; nats per (weighted) row. Of a sample, it is the sample's; where
-        sampled rows stand for others, it is an estimate.
+        After its E-step, before its M-step; nats per (weighted) row. In a pass over a sample it is that of
+        the sample; if active rows have sampling weights, it is an estimate.
     active_rows : int
-        Rows scored, those of samples and starts included; more than all where some are scored twice, or
-        where a gap is measured.
+        Rows scored, those of samples and starts included; more than all rows if some are scored twice, or
+        if a gap is measured.
     full_pass : bool
         Whether every row was scored, so that the bound is exact.
     chunks_processed, chunks_skipped : int
-        Chunks that hold rows, by whether they had a task.
+        Chunks with rows that had a task, and those that had none.
     bytes_read : int
         Stored bytes for addressable sources, decoded bytes for graphs, and the
         bytes of files in which active rows were cached; 0 for those in memory.
-        Of all passes where the first was done again.
+        Of both passes if the first was repeated.
     seconds : float
         Wall-clock time.
     rows : int
         Rows of positive weight in the data.
     accepted : bool
-        Whether the parameters that were scored are kept. Those that an extrapolation led to are refused
-        where they lower the bound, and the fit goes on from the last ones that were accepted.
+        Whether the parameters that were scored are kept. Extrapolated ones that lower the bound are refused,
+        and the fit goes on from the last accepted ones.
     gap : float
         Estimated nats per row that a stationary point lies above the bound; see ``GaussianMixture.gap_``.
-        NaN where there is no estimate.
+        NaN if there is no estimate.
     repeated : bool
-        Whether the rows were scored again, since the first pass lost too many digits: a component shrank
-        by so much that it could not be foreseen.
+        Whether the rows were scored again because the first pass lost too many digits: a component shrank
+        unexpectedly.
     """
 
     iteration: int
@@ -72,7 +73,7 @@ class IterationRecord:
     repeated: bool = False
 
     def __post_init__(self) -> None:
-        if math.isnan(self.gap):  # One object for all, so that records without an estimate can be equal.
+        if math.isnan(self.gap):  # One object for all, so that records without an estimate compare equal.
             object.__setattr__(self, "gap", math.nan)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -86,7 +87,7 @@ def frame_of(kind: type, records: Sequence[Any], called: str) -> Any:
     Raises
     ------
     MissingPackageError
-        pandas is not installed; the message names what users have ``called`` so.
+        pandas is not installed; the message gives the records the name ``called``.
     """
     try:
         import pandas as pd
@@ -107,8 +108,8 @@ class FitHistory(Sequence[IterationRecord]):
     ----------
     records : tuple of IterationRecord
     notes : tuple of str
-        What is worth knowing of how the fit went: a resume on another kind of
-        CPU, workers that differ, a damaged commit that was passed over.
+        Remarks on how the fit went: a resume on another kind of CPU, workers that
+        differ, a damaged commit that was skipped.
     """
 
     records: tuple[IterationRecord, ...] = ()
@@ -144,7 +145,7 @@ class FitHistory(Sequence[IterationRecord]):
         return frame_of(IterationRecord, self.records, "history_").set_index("iteration")
 
     def _repr_html_(self) -> str:
-        last = self.records[-SHOWN:]
+        last = self.records[-MAX_SHOWN:]
         caption = f"{self!r}; the last {len(last)} of {len(self)} iterations"
         cells = [
             [
@@ -162,7 +163,7 @@ class FitHistory(Sequence[IterationRecord]):
 
     @property
     def last_kept(self) -> IterationRecord | None:
-        """The last record; where it was refused, the last of a full pass that was accepted."""
+        """The last record; if it was refused, that of the last accepted full pass."""
         last = self.records[-1] if self.records else None
         if last is None or last.accepted:
             return last
@@ -172,9 +173,9 @@ class FitHistory(Sequence[IterationRecord]):
 
     @property
     def last_change(self) -> float:
-        """Change of the bound from one accepted full pass to the next, the last ones; nats per row.
+        """Change of the bound between the last two accepted full passes, nats per row.
 
-        Where there are not two of them, of the last two iterations; NaN where there are not two either.
+        If there are not two, between the last two iterations; NaN if there are not two iterations.
         """
         full = [record for record in self.records if record.full_pass and record.accepted]
         last = full[-2:] if len(full) > 1 else self.records[-2:]
@@ -187,11 +188,11 @@ class FitHistory(Sequence[IterationRecord]):
 
 
 def extrapolated_gap(records: Sequence[IterationRecord]) -> float:
-    """Return how far the bounds of EM's own steps are from their limit (Aitken), nats per row.
+    """Return the distance of plain EM's bounds from their limit by Aitken's extrapolation, nats per row.
 
-    From the last three, where they are of passes over all rows: with changes a and b, the bounds still rise
-    by ``b² / (a − b)`` if they go on to fall by the same factor. While EM crawls that is too little. NaN
-    where the changes do not fall.
+    If the last two changes of full passes are a and b, and the changes go on to fall by the same factor, the
+    bounds still rise by ``b² / (a − b)``. That is too little while EM converges slowly. NaN if the last three
+    passes are not full, or if the changes do not fall.
     """
     last = records[-3:]
     if len(last) < 3 or not all(record.full_pass and record.accepted for record in last):
@@ -201,20 +202,20 @@ def extrapolated_gap(records: Sequence[IterationRecord]) -> float:
 
 
 def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) -> float:
-    """Return the estimated gap of an accepted full pass, with what the full passes before it say.
+    """Return the estimated gap of an accepted full pass, corrected by the full passes before it.
 
-    Quasi-Newton steps know the curvature of few directions, so that the estimate is too small where others
-    are slow. It grows by the factor by which the last one was too small for the gain that followed. It is at
-    least Aitken's extrapolation of the bounds 2, 4, 8 and 16 passes apart, as long as these crawl.
+    Quasi-Newton steps know the curvature of few directions, so the estimate is too small if others are slow.
+    It is multiplied by the factor by which the last estimate was smaller than the gain that followed. It is
+    at least Aitken's extrapolation of the bounds 2, 4, 8 and 16 passes apart, as long as convergence is slow.
 
     Parameters
     ----------
     records : sequence of IterationRecord
         Of the iterations before.
     gap : float
-        By the last step alone.
+        As estimated from the last step alone.
     bound : float
-        Of this pass; nats per row, as all here.
+        Of this pass; nats per row, like all bounds and gaps here.
     """
     if math.isnan(gap):
         return gap
@@ -224,16 +225,16 @@ def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) 
     bounds = [*(record.lower_bound for record in kept), bound]
     before = kept[-1].gap
     if before > 0:
-        gap *= min(MOST_CORRECTED, max(1.0, (bound - kept[-1].lower_bound) / before))
-    for apart in PASSES_APART:
-        if len(bounds) <= 2 * apart:
+        gap *= min(MAX_CORRECTION, max(1.0, (bound - kept[-1].lower_bound) / before))
+    for lag in LAGS:
+        if len(bounds) <= 2 * lag:
             break
-        first, middle, last = bounds[-1 - 2 * apart], bounds[-1 - apart], bounds[-1]
+        first, middle, last = bounds[-1 - 2 * lag], bounds[-1 - lag], bounds[-1]
         slow, now = middle - first, last - middle
-        if now <= CRAWLING * slow:
+        if now <= SLOW_GAIN * slow:
             break
         times = now / (slow - now) if slow > now else 1.0
-        gap = max(gap, min(times, MOST_GAINS) * now)
+        gap = max(gap, min(times, MAX_GAINS) * now)
     return gap
 
 
@@ -245,11 +246,11 @@ class FitObserver(PassObserver, Protocol):
         ...
 
     def note(self, message: str) -> None:
-        """Something the user should know happened."""
+        """Something happened that the user should know."""
         ...
 
     def close(self, *, done: bool) -> None:
-        """The fit is over; ``done`` says whether it came to its end, or failed or was stopped."""
+        """The fit is over; ``done`` says whether it was completed, and neither failed nor was stopped."""
         ...
 
 

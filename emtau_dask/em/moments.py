@@ -60,7 +60,7 @@ class MomentSpace:
         return moments
 
     def statistics(self, moments: Floats) -> SufficientStatistics | None:
-        """Return moments as statistics; None where a component has no positive weight."""
+        """Return moments as statistics; None if a component has no positive weight."""
         weights, firsts, seconds = self.split(moments)
         if not (weights > weights.sum() * EMPTY).all():
             return None
@@ -122,8 +122,8 @@ class MomentSpace:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldMoments:
-    """Signed contributions to every later M-step and bound.
+class FrozenMoments:
+    """The contribution of inactive rows to every later M-step and bound, less that of sampling weights.
 
     Attributes
     ----------
@@ -138,15 +138,15 @@ class HeldMoments:
     moments: Floats
     entropy: float
 
-    def plus(self, other: HeldMoments, share: float, structure: CovarianceStructure) -> HeldMoments:
+    def plus(self, other: FrozenMoments, share: float, structure: CovarianceStructure) -> FrozenMoments:
         """Return this with ``share`` times the other's."""
         moved = MomentSpace(structure, other.origins).moved(other.moments, self.origins)
-        return HeldMoments(self.origins, self.moments + share * moved, self.entropy + share * other.entropy)
+        return FrozenMoments(self.origins, self.moments + share * moved, self.entropy + share * other.entropy)
 
     def total(
         self, structure: CovarianceStructure, scored: SufficientStatistics | None
     ) -> SufficientStatistics | None:
-        """Return the statistics of all rows; None where they are no statistics of a mixture."""
+        """Return the statistics of all rows; None if no mixture has such statistics."""
         space = MomentSpace(structure, self.origins)
         moments = self.moments if scored is None else self.moments + space.of(scored)
         return space.statistics(moments)

@@ -26,7 +26,7 @@ from emtau_dask.mixture.missing import Conditioning, Observed
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.settings import DROP, MARGINALISE, RAISE
 
-RESULT_BYTES, MOST_BYTES = 2**26, 2**30
+RESULT_BYTES, MAX_RESULT_BYTES = 2**26, 2**30
 """Default and maximum size (bytes) of the results of one pass of `score_rows`. A pass has more than the
 default if there would be fewer chunks than workers."""
 
@@ -39,7 +39,7 @@ class Scoring:
     ----------
     name : str
     pick : callable (Observed) -> ndarray
-        Of n rows with the same features missing, or with all.
+        Of n rows that lack the same features, or none.
     dtype : dtype
     row_shape : callable (K) -> tuple of int
         The shape of one row's values.
@@ -58,7 +58,7 @@ class Scoring:
 
     @property
     def __name__(self) -> str:
-        """What dask calls the tasks."""
+        """The name of dask's tasks."""
         return f"emtau-{self.name}"
 
     def __call__(
@@ -69,10 +69,10 @@ class Scoring:
         missing: str = RAISE,
         place: tuple[int, int | None] = (0, 0),
     ) -> NDArray[Any]:
-        """Return it for ``rows`` (n, d), see `score_chunk`; ``missing`` says what NaN means.
+        """Return the values for ``rows`` (n, d), see `score_chunk`; ``missing`` says what NaN means.
 
-        The ``names`` of the features, and the ``place`` of the rows, their chunk and the global number of the
-        first, None where nobody knows, are for messages.
+        For messages: the ``names`` of the features, and the ``place`` of the rows, which is their chunk and
+        the global number of the first row, None if it is not known.
         """
         chunk, start = place
         check_dense(rows, chunk)
@@ -93,9 +93,9 @@ def score_chunk(loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Sco
     ------
     UnusableRowError
         A row holds NaN, infinity or a number too large to be squared, or is
-        beyond the reach of every component.
+        too far from every component.
     ClusterError
-        The rows are to go by tiles, and nothing can be compiled in this worker.
+        The rows are scored by compiled loops, and this worker cannot compile.
     """
     if kernels.by_tiles:
         check_compiler()
@@ -107,7 +107,7 @@ def score_chunk(loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Sco
         squared, scored = kernel.score(rows, responsibilities=wanted)
         loaded.check_values(positions[where], rows, squared)
         for found in scored:
-            loaded.check_reach(positions[where][found.places], found)
+            loaded.check_log_likelihoods(positions[where][found.places], found)
             for scoring, result in zip(scorings, results, strict=True):
                 result[where][found.places] = scoring.pick(found)
     kernels.finished(kernel)
@@ -132,7 +132,7 @@ def score_every_row(
 def kernels_to_score(
     client: Any, parameters: MixtureParameters, n_rows: float, *, missing: str = RAISE
 ) -> RowKernels:
-    """Return what scores ``n_rows`` rows once, NaN if nobody knows; see `worth_compiling_once`."""
+    """Return the kernels to score ``n_rows`` rows once, NaN if unknown; see `worth_compiling_once`."""
     kind, n_components = parameters.covariance_type, parameters.n_components
     if missing == MARGINALISE:
         return scoring_kernels(parameters, compiled=False, missing=True)
@@ -141,7 +141,7 @@ def kernels_to_score(
 
 
 ChunkResults = list[NDArray[Any]] | UnusableRowError
-"""The results of a chunk, or what is wrong with it."""
+"""The results of a chunk, or its first unusable row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,13 +160,13 @@ class _ScoringTask(ReadingTask[LoadedChunk, list[ChunkResults]]):
             return [error]
 
 
-def _one_after_the_other(parts: Iterable[list[ChunkResults]]) -> list[ChunkResults]:
+def _concatenated(parts: Iterable[list[ChunkResults]]) -> list[ChunkResults]:
     return list(chain.from_iterable(parts))
 
 
 @dataclass(frozen=True)
-class _Chunks:
-    """Reports the chunks of several passes to an observer as those of one."""
+class _ChunkObserver:
+    """Reports the chunks of several passes as those of one."""
 
     observer: PassObserver
 
@@ -187,10 +187,10 @@ def score_rows(
     missing: str = RAISE,
     read_ahead: int = 0,
 ) -> Iterator[list[list[NDArray[Any]]]]:
-    """Yield what `score_every_row` returns for chunks in their order, many at a time; each row is read once.
+    """Yield the results of `score_every_row` for all chunks in order, those of a pass together.
 
-    Chunks are scored side by side in passes over so many of them that their results take `RESULT_BYTES`, or
-    one for each worker, which may take `MOST_BYTES`. What a pass found is yielded together.
+    A pass scores chunks in parallel: as many as have results of `RESULT_BYTES`, or one for each worker if
+    these have at most `MAX_RESULT_BYTES`. Each row is read once.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def score_rows(
     UnusableRowError
         As `score_chunk`, for the first of such rows.
     """
-    told = _Chunks(observer or SilentObserver())
+    chunk_observer = _ChunkObserver(observer or SilentObserver())
     ranges, costs = chunk_ranges(rows.chunk_rows), chunk_costs(rows)
     loader = ChunkLoader(rows.reader(), None, missing=missing)
     task = _ScoringTask(loader, kernels, tuple(scorings))
@@ -222,7 +222,7 @@ def score_rows(
     for chunks in _parts(list(ranges), rows.chunk_rows, width, executor.workers):
         work = MapReduce(
             task,
-            _one_after_the_other,
+            _concatenated,
             [rows],
             {chunk: ranges[chunk] for chunk in chunks},
             "labels",
@@ -231,7 +231,7 @@ def score_rows(
             ahead,
         )
         results = []
-        for found in executor.map_reduce(work, told) or []:
+        for found in executor.map_reduce(work, chunk_observer) or []:
             if isinstance(found, UnusableRowError):
                 raise found
             results.append(found)
@@ -241,10 +241,10 @@ def score_rows(
 def _parts(
     chunks: Sequence[int], chunk_rows: Sequence[int], width: int, least: int
 ) -> Iterator[Sequence[int]]:
-    """Yield the chunks of one pass after the other; ``width`` are the bytes of a row's results."""
+    """Yield the chunks of each pass; ``width`` are the bytes of a row's results."""
     begin = size = 0
     for end, chunk in enumerate(chunks):
-        added, most = chunk_rows[chunk] * width, RESULT_BYTES if end - begin >= least else MOST_BYTES
+        added, most = chunk_rows[chunk] * width, RESULT_BYTES if end - begin >= least else MAX_RESULT_BYTES
         if end > begin and size + added > most:
             yield chunks[begin:end]
             begin, size = end, 0
@@ -278,7 +278,7 @@ def _entropies(found: Observed) -> NDArray[Any]:
 
 
 def _imputed(found: Observed) -> NDArray[Any]:
-    """Return the rows with the expected values of what they lack."""
+    """Return the rows with expected values instead of missing ones."""
     if found.conditioning is None:
         return found.rows
     completed = np.empty((len(found.rows), found.conditioning.parameters.n_features))
@@ -311,21 +311,22 @@ class _Inliers:
 
 
 def inliers(threshold: float) -> Scoring:
-    """Return the scoring of rows as outliers, -1, where their log-likelihood is below a threshold, or 1; 0
-    for rows that are dropped.
+    """Return the scoring of rows as outliers: -1 if their log-likelihood is below a threshold, else 1.
+
+    Dropped rows get 0.
     """
     pick = _Inliers(threshold)
     return Scoring("inliers", pick, np.dtype(np.int8), _one_value, of_responsibilities=False, absent=0)
 
 
 def conditional_means(conditioning: Conditioning) -> Scoring:
-    """Return the scoring of rows of given features by the expected values of the rest, (n, r)."""
+    """Return the scoring of rows by the expected values of the features that are not given, (n, r)."""
     pick = _ConditionalMeans(conditioning)
     return Scoring("conditional-means", pick, np.dtype(np.float64), pick.row_shape)
 
 
 def imputation(n_features: int) -> Scoring:
-    """Return the scoring of rows by themselves, with expected values in the place of missing ones, (n, d)."""
+    """Return the scoring of rows by themselves, with expected values instead of missing ones, (n, d)."""
     return Scoring("imputed", _imputed, np.dtype(np.float64), partial(_row_of, n_features))
 
 

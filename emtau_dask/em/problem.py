@@ -1,4 +1,4 @@
-"""What is fitted: the rows, their weights, and the shape of the mixture."""
+"""The problem: the rows, their weights, the shape of the mixture, and passes over the rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from emtau_dask.data.cache import RowCache
 from emtau_dask.data.chunk import (
     LARGEST,
     WEIGHTS,
-    ChunkContents,
+    ChunkDigest,
     ChunkLoader,
     LoadedChunk,
     Positions,
-    contents_of,
+    chunk_digest,
     loaded_bytes,
 )
 from emtau_dask.data.source import (
@@ -32,41 +32,50 @@ from emtau_dask.data.source import (
     is_in_memory,
     is_stored,
 )
-from emtau_dask.em.contents import ChunkTask, Contents, NotingTask
 from emtau_dask.em.history import FitObserver, SilentObserver
+from emtau_dask.em.verification import ChunkTask, DataVerifier, DigestingTask
 from emtau_dask.errors import AbsentFeatureError, InvalidDataError, UnusableRowError
 from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, ChunkInput, Executor, MapReduce
 from emtau_dask.mixture.covariance import CovarianceStructure
-from emtau_dask.mixture.linalg import Ints
+from emtau_dask.mixture.linalg import Floats, Ints
 from emtau_dask.settings import DROP, RAISE
 
 T = TypeVar("T")
 SCAN_ROWS = 2**12
-INTERPRETED = 2**18
-"""Products of features and coefficients of a chunk, below which they take less time than what Python does for
-the chunk with the interpreter's lock held (`benchmarks/small_chunks.py`)."""
+"""Rows of a block that are checked at a time."""
+MAX_INTERPRETED = 2**18
+"""Maximum products of features and coefficients of a chunk that take less time than Python's own work for the
+chunk, during which the interpreter's lock is held (`benchmarks/small_chunks.py`)."""
 
 
 def chunk_costs(source: Source) -> dict[int, float]:
-    """Return how many values each chunk with rows holds, by chunk."""
+    """Return the number of values of each chunk with rows, by chunk."""
     width = math.prod(source.shape[1:])
     return {chunk: float(rows * width) for chunk, rows in enumerate(source.chunk_rows) if rows}
 
 
+def ignore_sample(rows: Floats, numbers: Ints) -> None:
+    """Do nothing with the rows of a random sample."""
+
+
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What belongs to a process while a fit lasts, see `em.fit.open_context`; ``read_ahead`` is in bytes."""
+    """The resources of a process during a fit, see `em.fit.open_context`; ``read_ahead`` is in bytes.
+
+    ``sampled`` gets the rows (m, d) and the row numbers (m,) of each random sample of all rows.
+    """
 
     observer: FitObserver = field(default_factory=SilentObserver)
     cache: RowCache | None = None
     read_ahead: int = 0
     positions: Positions = field(default_factory=Positions)
-    contents: Contents = field(default_factory=Contents)
+    verifier: DataVerifier = field(default_factory=DataVerifier)
+    sampled: Callable[[Floats, Ints], None] = ignore_sample
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The data and the mixture's shape; the counts are of the rows that take part.
+    """The data and the shape of the mixture; counts are of rows that take part.
 
     Attributes
     ----------
@@ -76,8 +85,8 @@ class Problem:
         (N,), in the same chunks.
     n_components : int
     structure : CovarianceStructure
-    n_present : int
-        Rows of positive weight, without NaN where ``missing`` is ``"drop"``.
+    n_rows : int
+        Number of rows that take part: of positive weight, and without NaN if ``missing`` is ``"drop"``.
     total_weight : float
         ``Σ s_n``.
     executor : Executor
@@ -92,7 +101,7 @@ class Problem:
     weights: Source | None
     n_components: int
     structure: CovarianceStructure
-    n_present: int
+    n_rows: int
     total_weight: float
     executor: Executor
     context: Context
@@ -106,12 +115,12 @@ class Problem:
 
     @cached_property
     def chunk_ranges(self) -> dict[int, ChunkRange]:
-        """The ranges of the chunks that hold rows, by chunk."""
+        """The ranges of the chunks with rows, by chunk."""
         return chunk_ranges(self.rows.chunk_rows)
 
     @property
     def chunks(self) -> list[int]:
-        """The chunks that hold rows."""
+        """The numbers of the chunks with rows."""
         return list(self.chunk_ranges)
 
     @cached_property
@@ -121,58 +130,58 @@ class Problem:
 
     @property
     def sources(self) -> list[Source]:
-        """The sources that a pass over the rows reads."""
+        """The sources that a pass reads."""
         return [self.rows] if self.weights is None else [self.rows, self.weights]
 
     @cached_property
     def ahead(self) -> AheadBudget | None:
-        """What a pass may read ahead; None where rows are not stored, or no bytes are allowed."""
+        """The budget of a pass for reading ahead; None if rows are not stored, or if no bytes are allowed."""
         if not self.context.read_ahead or not is_stored(self.rows):
             return None
         return AheadBudget(self.context.read_ahead, loaded_bytes(self.sources, self.rows.chunk_rows))
 
     @property
     def loader(self) -> ChunkLoader:
-        """What loads chunks in tasks, with a cache for stored rows."""
+        """The loader of chunks in tasks, with a cache for stored rows."""
         return ChunkLoader(
             self.rows.reader(),
             None if self.weights is None else self.weights.reader(),
             self.context.cache if is_stored(self.rows) else None,
             self.context.cache,
             self.context.positions,
-            noting=True,
+            with_digests=True,
             missing=self.missing,
         )
 
     def _is_interpreted(self, costs: Mapping[int, float]) -> bool:
-        """Return whether chunks are in memory, and so small that their products take little of their time."""
+        """Return whether chunks are in memory and so small that Python takes longer than their products."""
         if not costs or not all(map(is_in_memory, self.sources)):
             return False
         rows = math.fsum(costs.values()) / (len(costs) * self.n_features)
-        return rows * self.n_components * self.structure.n_row_features(self.n_features) < INTERPRETED
+        return rows * self.n_components * self.structure.n_row_features(self.n_features) < MAX_INTERPRETED
 
     def map_reduce(
         self,
-        task: NotingTask[Any, T],
+        task: DigestingTask[Any, T],
         merge: Callable[[Iterable[T]], T],
         *,
         name: str,
         stage: str,
         items: Mapping[int, Any] | None = None,
         costs: Mapping[int, float] | None = None,
-        beside: ChunkInput | None = None,
+        extra: ChunkInput | None = None,
     ) -> T | None:
         """Run a pass over the rows, see `MapReduce`; return the merged result, None without items.
 
         By default ``items`` are `chunk_ranges`, and ``costs`` are `Problem.costs`. A task gets the blocks of
-        ``beside`` (if given), of the rows, and of the weights. With ``beside`` nothing is read ahead.
+        the ``extra`` source (if given), of the rows, and of the weights. With one nothing is read ahead.
 
         Raises
         ------
         InvalidDataError, CheckpointMismatchError
-            A chunk holds other values than before; see `Contents.compare`.
+            A chunk has other values than before; see `DataVerifier.compare`.
         """
-        sources = self.sources if beside is None else [beside, *self.sources]
+        sources = self.sources if extra is None else [extra, *self.sources]
         costs = self.costs if costs is None else costs
         work = MapReduce(
             task,
@@ -182,20 +191,20 @@ class Problem:
             name,
             stage,
             costs,
-            self.ahead if beside in (None, NO_SOURCE) else None,
+            self.ahead if extra in (None, NO_SOURCE) else None,
             self._is_interpreted(costs),
         )
-        return self.context.contents.run(self.executor, work, self.context.observer, self.chunk_ranges)
+        return self.context.verifier.run(self.executor, work, self.context.observer, self.chunk_ranges)
 
 
 class _WeightTotals(NamedTuple):
     weight: float
-    present: int
+    n_rows: int
     first_bad: str | None
 
 
 def _merge_weights(a: _WeightTotals, b: _WeightTotals) -> _WeightTotals:
-    return _WeightTotals(a.weight + b.weight, a.present + b.present, a.first_bad or b.first_bad)
+    return _WeightTotals(a.weight + b.weight, a.n_rows + b.n_rows, a.first_bad or b.first_bad)
 
 
 def _weight_totals(chunk_range: ChunkRange, weights: NDArray[Any]) -> _WeightTotals:
@@ -208,8 +217,8 @@ def _weight_totals(chunk_range: ChunkRange, weights: NDArray[Any]) -> _WeightTot
 
 
 @dataclass(frozen=True)
-class WeightsTask(NotingTask[Loaded, T]):
-    """A task of the weights of a chunk alone: ``function`` makes its result of the range and the values."""
+class WeightsTask(DigestingTask[Loaded, T]):
+    """A task on the weights of a chunk alone: ``function`` of its range and its weights is the result."""
 
     reader: ChunkReader
     function: Callable[[ChunkRange, NDArray[Any]], T]
@@ -219,16 +228,16 @@ class WeightsTask(NotingTask[Loaded, T]):
         return self.reader.load(item, *blocks)
 
     def compute(self, item: ChunkRange, found: Loaded) -> T:
-        """Return what the function makes of them."""
+        """Return the function's result."""
         return self.function(item, found.values)
 
-    def contents(self, item: ChunkRange, found: Loaded) -> tuple[ChunkContents, ...]:
-        """Return what they are."""
-        return (contents_of(WEIGHTS, item.chunk, found),)
+    def digests(self, item: ChunkRange, found: Loaded) -> tuple[ChunkDigest, ...]:
+        """Return their digest."""
+        return (chunk_digest(WEIGHTS, item.chunk, found),)
 
 
 def check_counts(rows: Source, weights: Source | None, n_components: int) -> None:
-    """Raise `InvalidDataError` for no rows, fewer than components, or not one weight for each."""
+    """Raise `InvalidDataError` for no rows, fewer rows than components, or another number of weights."""
     n_rows = rows.shape[0]
     if n_rows == 0:
         raise InvalidDataError(
@@ -253,9 +262,9 @@ def make_problem(
     compiled: bool,
     missing: str = RAISE,
 ) -> Problem:
-    """Return the problem after checking it; reads the weights, where there are any.
+    """Return the problem after checking it; reads the weights, if there are any.
 
-    Rows are read where those with NaN are dropped: in one pass, which counts the others.
+    If rows with NaN are dropped, one pass over the rows counts the others.
 
     Raises
     ------
@@ -264,7 +273,7 @@ def make_problem(
         are negative, not finite, all zero, or not one for each row.
     """
     check_counts(rows, weights, n_components)
-    n_present, total_weight = rows.shape[0], float(rows.shape[0])
+    n_rows, total_weight = rows.shape[0], float(rows.shape[0])
     if weights is not None:
         weights = weights.aligned(rows.chunk_rows)
         ranges = chunk_ranges(rows.chunk_rows)
@@ -277,25 +286,25 @@ def make_problem(
             stage="weights",
             costs=chunk_costs(weights),
         )
-        totals = context.contents.run(executor, work, context.observer, ranges)
+        totals = context.verifier.run(executor, work, context.observer, ranges)
         assert totals is not None
-        total_weight, n_present, first_bad = totals
+        total_weight, n_rows, first_bad = totals
         if first_bad is not None:
             raise InvalidDataError(
                 f"{first_bad}; weights must be finite and at least 0 (and at most {LARGEST:g})."
             )
-        if n_present == 0:
+        if n_rows == 0:
             raise InvalidDataError(
                 "every sample_weight is zero; at least one row must have a positive weight."
             )
     problem = Problem(
-        rows, weights, n_components, structure, n_present, total_weight, executor, context, compiled, missing
+        rows, weights, n_components, structure, n_rows, total_weight, executor, context, compiled, missing
     )
     if missing == DROP:
         problem = _without_incomplete(problem)
-    if problem.n_present < n_components:
+    if problem.n_rows < n_components:
         counted = " of positive weight" if missing != DROP else " without missing values"
-        raise _too_few_rows(n_components, problem.n_present, counted)
+        raise _too_few_rows(n_components, problem.n_rows, counted)
     return problem
 
 
@@ -342,7 +351,7 @@ def _without_incomplete(problem: Problem) -> Problem:
             f"no row is complete, so that missing='drop' leaves none; feature {rarest} is missing in "
             f"{share:.1%} of the rows. Leave such features out, or set missing='marginalise'."
         )
-    return replace(problem, n_present=totals.present, total_weight=totals.weight)
+    return replace(problem, n_rows=totals.present, total_weight=totals.weight)
 
 
 def _too_few_rows(n_components: int, n_rows: int, counted: str) -> InvalidDataError:
@@ -372,10 +381,10 @@ class _ScanTask(ChunkTask[UnusableRowError | None]):
 
 @contextmanager
 def first_unusable_row_named(problem: Problem) -> Iterator[None]:
-    """Raise the `UnusableRowError` of the first unusable row of all.
+    """Replace an `UnusableRowError` of the block by that of the first unusable row of all.
 
-    Tasks run side by side, so a pass may find a later one; a second pass then checks all rows. Where a chunk
-    holds other values than before, that is raised.
+    Tasks run in parallel, so a pass may find a later row first; a second pass then checks all rows. If a
+    chunk has other values than before, that error is raised.
     """
     try:
         yield

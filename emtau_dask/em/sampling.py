@@ -10,25 +10,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.data.chunk import ChunkContents, ChunkLoader, LoadedChunk
+from emtau_dask.data.chunk import ChunkDigest, ChunkLoader, LoadedChunk
 from emtau_dask.data.row_random import PRIORITY, Samples, row_uniforms
 from emtau_dask.data.source import ChunkRange, Source
-from emtau_dask.em.contents import ChunkTask, NotingTask
 from emtau_dask.em.problem import SCAN_ROWS, Problem, WeightsTask
+from emtau_dask.em.verification import ChunkTask, DigestingTask
 from emtau_dask.execution.executor import MapReduce, Task
 from emtau_dask.mixture.linalg import Floats, Ints
 from emtau_dask.settings import DROP
 
 SAMPLE_ELEMENTS = 2**21
-MIN_SAMPLE_ROWS, MAX_SAMPLE_ROWS = 2**12, 2**16
-DRAW_ROWS = 2**18
-ROWS_PER_COMPONENT = 16
+"""Default number of values of a sample."""
+MIN_SAMPLE_ROWS, MAX_SAMPLE_ROWS, MIN_ROWS_PER_COMPONENT = 2**12, 2**16, 16
+"""Minimum and maximum rows of a sample; the minimum for each component may exceed the maximum."""
+DRAWN_ROWS = 2**18
+"""Number of rows whose priorities are drawn together."""
 
 
 def sample_size(n_components: int, n_features: int) -> int:
-    """Return the largest size of a sample: 16 MiB, but 4,096 to 65,536 rows, and at least 16 a component."""
+    """Return the maximum rows of a sample: 16 MiB, but 4,096 to 65,536 rows and at least 16 per component."""
     rows = max(MIN_SAMPLE_ROWS, min(MAX_SAMPLE_ROWS, SAMPLE_ELEMENTS // n_features))
-    return max(rows, ROWS_PER_COMPONENT * n_components)
+    return max(rows, MIN_ROWS_PER_COMPONENT * n_components)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +62,8 @@ def _drawn(seed: int, size: int, chunk_range: ChunkRange, present: NDArray[Any] 
     """Return the draw among the rows of a chunk, those that are ``present`` (n,), by default all."""
     start, stop = chunk_range.start, chunk_range.stop
     drawn = _Draw(np.empty(0), np.empty(0, dtype=np.intp))
-    for first in range(start, stop, DRAW_ROWS):
-        last = min(first + DRAW_ROWS, stop)
+    for first in range(start, stop, DRAWN_ROWS):
+        last = min(first + DRAWN_ROWS, stop)
         priorities = row_uniforms(seed, PRIORITY, first, last, 1)[:, 0]
         numbers = np.arange(first, last)
         if present is not None:
@@ -96,7 +98,7 @@ class _Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class _TakeTask(NotingTask[LoadedChunk, RowSample]):
+class _TakeTask(DigestingTask[LoadedChunk, RowSample]):
     loader: ChunkLoader
 
     def read(self, item: _Chosen, *blocks: Sequence[NDArray[Any]]) -> LoadedChunk:
@@ -110,8 +112,8 @@ class _TakeTask(NotingTask[LoadedChunk, RowSample]):
         weights = found.weights_at(positions)
         return RowSample(rows, np.ones(len(rows)) if weights is None else weights, item.numbers)
 
-    def contents(self, item: _Chosen, found: LoadedChunk) -> tuple[ChunkContents, ...]:
-        return found.contents()
+    def digests(self, item: _Chosen, found: LoadedChunk) -> tuple[ChunkDigest, ...]:
+        return found.digests()
 
 
 def _join(a: RowSample, b: RowSample) -> RowSample:
@@ -123,7 +125,7 @@ def _join(a: RowSample, b: RowSample) -> RowSample:
 
 
 def _by_chunk(problem: Problem, numbers: Ints) -> dict[int, _Chosen]:
-    """Return the chosen rows (ascending) of each chunk that holds any."""
+    """Return the chosen rows (ascending) of each chunk that has any."""
     ranges = list(problem.chunk_ranges.values())
     edges = np.searchsorted(numbers, [chunk_range.stop for chunk_range in ranges])
     parts = np.split(numbers, edges[:-1])
@@ -153,13 +155,13 @@ def _draw(problem: Problem, seed: int, size: int) -> _Draw:
     else:
         draw = partial(_drawn_by_weight, seed, size)
         drawing = work(WeightsTask(weights.reader(), draw), [weights])
-        found = problem.context.contents.run(executor, drawing, observer, problem.chunk_ranges)
+        found = problem.context.verifier.run(executor, drawing, observer, problem.chunk_ranges)
     assert found is not None
     return found
 
 
 def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
-    """Return ``size`` rows, or all of them where there are fewer, in random order.
+    """Return ``size`` rows, or all if there are fewer, in random order.
 
     Each row number has a random priority, and the lowest are chosen. The first pass draws them and
     reads no rows, the second reads the chunks of the chosen rows.
@@ -178,12 +180,13 @@ def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
         items=_by_chunk(problem, np.sort(draw.numbers)),
     )
     assert sample is not None
+    problem.context.sampled(sample.rows, sample.numbers)
     order = np.searchsorted(sample.numbers, draw.numbers)
     return RowSample(sample.rows[order], sample.weights[order], draw.numbers)
 
 
 @dataclass(frozen=True, eq=False)
-class _FirstSampleTask(NotingTask["tuple[LoadedChunk, Ints]", RowSample]):
+class _FirstSampleTask(DigestingTask["tuple[LoadedChunk, Ints]", RowSample]):
     loader: ChunkLoader
     samples: Samples
     share: float
@@ -201,13 +204,13 @@ class _FirstSampleTask(NotingTask["tuple[LoadedChunk, Ints]", RowSample]):
         numbers = item.start + positions
         return RowSample(rows, np.ones(len(rows)) if weights is None else weights, numbers)
 
-    def contents(self, item: ChunkRange, found: tuple[LoadedChunk, Ints]) -> tuple[ChunkContents, ...]:
+    def digests(self, item: ChunkRange, found: tuple[LoadedChunk, Ints]) -> tuple[ChunkDigest, ...]:
         loaded, _ = found
-        return loaded.contents()
+        return loaded.digests()
 
 
 def sampled_rows(problem: Problem, samples: Samples, size: int) -> RowSample:
-    """Return rows of the first sample in their order, about ``size`` of them or all where there are fewer.
+    """Return about ``size`` rows of the first sample, or all if there are fewer, in their order.
 
     Raises
     ------
@@ -222,5 +225,6 @@ def sampled_rows(problem: Problem, samples: Samples, size: int) -> RowSample:
         stage="sample rows",
     )
     assert sample is not None
+    problem.context.sampled(sample.rows, sample.numbers)
     order = np.argsort(sample.numbers)
     return RowSample(sample.rows[order], sample.weights[order], sample.numbers[order])

@@ -1,6 +1,6 @@
-"""What the settings of a fit come to for its data: what "auto" stands for, and when the fit ends.
+"""The settings of a fit after "auto" is resolved for the shape of its data, and its tolerances.
 
-The bounds by which "auto" decides were measured by `benchmarks/passes.py`; `docs/passes.md` has the figures.
+The limits by which "auto" decides were measured by `benchmarks/passes.py`; `docs/passes.md` has the figures.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from emtau_dask.settings import Settings, marginalises
 
 TEMPERATURES = (0.8, 0.6, 0.4, 0.2, 0.1)
 """Inverse temperatures of deterministic annealing (Ueda and Nakano 1998), from the last to the first."""
-PASSES_EACH = 2
+PASSES_PER_TEMPERATURE = 2
 """Annealed passes at each temperature."""
-RUNS_EACH = 2
-"""Runs from the same start where some are annealed: one that is, and one that is not."""
-ROWS_PER_PARAMETER = 10
-"""Fewest rows of a sample for each free parameter; with fewer, samples ended in other optima."""
-LEAST_SAMPLE = 4096
-FINER = 4
+RUNS_PER_START = 2
+"""Runs from the same start if runs are annealed: one with annealing and one without."""
+MIN_ROWS_PER_PARAMETER, MIN_SAMPLE_ROWS = 10, 4096
+"""Minimum rows of a sample: for each free parameter, and in all. Smaller samples ended in other optima."""
+SAMPLE_GROWTH = 4
 """Each sample has four times the rows of the one before."""
-LARGEST_SHARE = 1 / 16
-MANY_STARTS, FEWER_STARTS, MOST_STARTING_WORK = 16, 8, 1 / 64
-"""Starts that are compared on the first sample; fewer where that is a larger share of the rows than this."""
+MAX_SAMPLE_SHARE = 1 / 16
+"""Maximum share of the rows in a sample after which sampled partial passes follow."""
+MANY_STARTS, FEWER_STARTS, MAX_SHARE_FOR_MANY = 16, 8, 1 / 64
+"""Starts that are compared on the first sample: 16 if it has at most 1/64 of the rows, else 8."""
 ANNEALED_STARTS = 3
-"""Of those that are annealed on a quarter of the rows, each of which also has a run that is not."""
-ROWS_UNANNEALED = 10
-"""Rows of that quarter for each parameter from which on no run is annealed."""
-NAMED_TOL = 1e-5
-LEAST_ROWS = 10
-"""Rows for each parameter from which on sampling error says when a fit is good enough."""
+"""Starts that are compared on a quarter of the rows if runs are annealed; each has two runs."""
+MIN_ROWS_WITHOUT_ANNEALING = 10
+"""Minimum rows of that quarter for each parameter for which no run is annealed."""
+DEFAULT_TOL = 1e-5
+"""Default tolerance for the change of the bound (nats per row)."""
+MIN_ROWS_FOR_STATISTICAL = 10
+"""Minimum rows for each parameter for which ``tol="statistical"`` is possible."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,12 @@ class Acceleration:
     Attributes
     ----------
     memory : int
-        Steps that are remembered; with 0 every step is EM's own.
+        Number of steps that are kept; with 0 every step is an EM step.
     samples : Samples
-        Of which the run begins on the smallest; without shares it begins on all rows.
+        A run begins on the smallest of them; without any, on all rows.
     annealed : bool
-        Whether every other run begins with annealed passes over the smallest sample. Where components are
-        well apart annealing merges them, so the runs between are not annealed, from the same starts.
+        Whether every other run begins with annealed passes over the smallest sample. Annealing merges
+        components that are well separated, so the other runs begin from the same starts without it.
     """
 
     memory: Annotated[int, integer(0, 64)]
@@ -65,47 +66,48 @@ class Acceleration:
     annealed: bool = False
 
     def annealed_passes(self, run: int) -> int:
-        """Return how many annealed passes a run begins with, by its number."""
-        anneals = self.annealed and len(self.samples.shares) > 0 and run % RUNS_EACH == 0
-        return len(TEMPERATURES) * PASSES_EACH if anneals else 0
+        """Return the number of annealed passes with which a run begins."""
+        anneals = self.annealed and len(self.samples.shares) > 0 and run % RUNS_PER_START == 0
+        return len(TEMPERATURES) * PASSES_PER_TEMPERATURE if anneals else 0
 
     @staticmethod
     def inverse_temperature(annealed_passes: int) -> float:
-        """Return the power of the densities by which rows are given to components in the next pass.
+        """Return the power of the densities in the responsibilities of the next pass.
 
         Parameters
         ----------
         annealed_passes : int
-            Annealed passes to come, that one included.
+            Annealed passes that are left, the next one included.
         """
-        return TEMPERATURES[-(-annealed_passes // PASSES_EACH) - 1] if annealed_passes else 1.0
+        return TEMPERATURES[-(-annealed_passes // PASSES_PER_TEMPERATURE) - 1] if annealed_passes else 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class EmSettings:
-    """What was asked for, and what it comes to for the data of a fit; commits store what a resume reads.
+    """The settings of a fit: those that the user requested, and their values for the data.
 
     Attributes
     ----------
-    asked : Settings
+    requested : Settings
+        Stored with a commit.
     policy : ActivityPolicy
     tol : float
-        Nats per row; 0 never stops by it.
+        Nats per row; 0 means that the change of the bound never ends the fit.
     gap_tol : float
         The fit also stops after a full pass whose estimated gap is below this; nats per row.
     acceleration : Acceleration or None
-        None for steps of EM alone, on all rows.
+        None for plain EM on all rows.
     seeds : tuple of int
         One for each run.
     previous_bound : float or None
-        What the first iteration's bound is compared with, for a warm start.
+        The bound with which that of the first iteration is compared, for a warm start.
     given : GivenParameters
-        Starting parameters that replace those of the start. Commits have them among their arrays.
+        Starting parameters from the user, which replace those of the start.
     compiled : bool
-        Whether the compiled loops are used where they can be; decided anew in each process that fits.
+        Whether the compiled loops are used where they can be; each process that fits decides.
     """
 
-    asked: Settings
+    requested: Settings
     policy: ActivityPolicy
     tol: Annotated[float, number(0)]
     gap_tol: Annotated[float, number(0)] = 0.0
@@ -117,18 +119,18 @@ class EmSettings:
 
     @property
     def max_iter(self) -> int:
-        """M-steps, at most."""
-        return self.asked.max_iter
+        """Maximum number of iterations."""
+        return self.requested.max_iter
 
     @property
     def reg_covar(self) -> float:
         """Added to every variance."""
-        return self.asked.reg_covar
+        return self.requested.reg_covar
 
     @property
     def structure(self) -> CovarianceStructure:
-        """What the covariance type is."""
-        return structure_named(self.asked.covariance_type)
+        """The covariance type."""
+        return structure_named(self.requested.covariance_type)
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -137,28 +139,28 @@ class EmSettings:
 
     @cached_property
     def weighted(self) -> bool:
-        """Whether active rows stand for others; asked once, since a protocol is slow to check."""
+        """Whether active rows have sampling weights; cached, since protocols are slow to check."""
         return isinstance(self.policy, WeightedPolicy)
 
 
-def most_on_samples(max_iter: int) -> int:
-    """Return after how many iterations all rows are scored, those of starts included: half of the most."""
+def max_sample_iterations(max_iter: int) -> int:
+    """Return the maximum number of iterations on samples, those of all starts included."""
     return max_iter // 2
 
 
-def policy_before_data(asked: Settings) -> ActivityPolicy:
-    """Return the policy that is asked for; where the data decide, the one of these that needs the most."""
-    return EMSampled() if asked.automatic else as_policy(asked.algorithm)
+def policy_before_data(requested: Settings) -> ActivityPolicy:
+    """Return the requested policy; for "auto" the one with the most row state of those it can become."""
+    return EMSampled() if requested.automatic else as_policy(requested.algorithm)
 
 
-def check_missing(asked: Settings, *, responsibilities: bool) -> None:
-    """Raise `ConfigError` where a fit cannot integrate over missing values as these settings ask for."""
-    if not marginalises(asked.missing):
+def check_missing(requested: Settings, *, responsibilities: bool) -> None:
+    """Raise `ConfigError` if ``missing="marginalise"`` conflicts with other settings."""
+    if not marginalises(requested.missing):
         return
     found = None
-    if not isinstance(policy_before_data(asked), FullEM):
+    if not isinstance(policy_before_data(requested), FullEM):
         found = "another algorithm"
-    elif asked.acceleration == "quasi-newton":
+    elif requested.acceleration == "quasi-newton":
         found = "acceleration='quasi-newton'"
     elif responsibilities:
         found = "responsibilities_init"
@@ -172,17 +174,17 @@ def check_missing(asked: Settings, *, responsibilities: bool) -> None:
 
 @dataclass(frozen=True)
 class Automatic:
-    """How a fit proceeds.
+    """What ``algorithm="auto"`` becomes for data of a shape.
 
     Attributes
     ----------
     policy : ActivityPolicy
     shares : tuple of float
-        Shares of the rows in the samples that it begins on; none for all rows at once.
+        Shares of the rows in the samples with which a run begins; empty to begin on all rows.
     n_init : int
-        Starts.
+        Number of starts.
     annealed : bool
-        Whether each start has two runs on the sample, of which one begins with annealed passes.
+        Whether each start has two runs on the sample, one of them with annealed passes.
     """
 
     policy: ActivityPolicy
@@ -194,28 +196,28 @@ class Automatic:
 def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: str) -> Automatic:
     """Return how ``algorithm="auto"`` fits data of a shape.
 
-    It begins on samples of 4⁻ʲ of the rows (1/16 at most) that have at least 10 rows for each parameter, and
-    4,096; then it alternates passes over all rows with passes over a sixteenth of them (`EMSampled`). Where a
-    sixteenth has too few rows, all passes are over all rows, after a sample of a quarter of them. Where that
-    has fewer than 10 rows for each parameter, runs that are annealed on it are compared with others; where it
-    has fewer than one, there is none. With one component there is nothing to iterate.
+    It begins on samples of 4⁻ʲ of the rows, at most 1/16, with at least 4,096 rows and 10 rows per parameter.
+    Then it alternates passes over all rows with passes over a sixteenth of them (`EMSampled`). If a sixteenth
+    has too few rows, it begins on a quarter of the rows, and all later passes are full. If that quarter has
+    fewer than 10 rows per parameter, each start is run twice there, once with annealing; with fewer than one
+    row per parameter there is no sample. One component needs no samples and one start.
     """
     p = free_parameters(structure_named(covariance_type), n_components, n_features)
-    least = max(ROWS_PER_PARAMETER * p, LEAST_SAMPLE)
+    least = max(MIN_ROWS_PER_PARAMETER * p, MIN_SAMPLE_ROWS)
     if n_components == 1:
         return Automatic(FullEM(), (), 1)
-    share = LARGEST_SHARE
+    share = MAX_SAMPLE_SHARE
     shares: list[float] = []
     while share * n_rows >= least:
         shares.insert(0, share)
-        share /= FINER
+        share /= SAMPLE_GROWTH
     if shares:
         return Automatic(
-            EMSampled(), tuple(shares), MANY_STARTS if shares[0] <= MOST_STARTING_WORK else FEWER_STARTS
+            EMSampled(), tuple(shares), MANY_STARTS if shares[0] <= MAX_SHARE_FOR_MANY else FEWER_STARTS
         )
-    if n_rows >= LEAST_SAMPLE and n_rows / 4 >= ROWS_UNANNEALED * p:
+    if n_rows >= MIN_SAMPLE_ROWS and n_rows / 4 >= MIN_ROWS_WITHOUT_ANNEALING * p:
         return Automatic(FullEM(), (0.25,), FEWER_STARTS)
-    if n_rows >= LEAST_SAMPLE and n_rows / 4 >= p:
+    if n_rows >= MIN_SAMPLE_ROWS and n_rows / 4 >= p:
         return Automatic(FullEM(), (0.25,), ANNEALED_STARTS, annealed=True)
     return Automatic(FullEM(), (), 1)
 
@@ -230,7 +232,7 @@ def statistical_gap(n_rows: int, p: int) -> float:
 
 
 def tolerances(tol: float | str, n_rows: int, p: int, *, auto: bool) -> tuple[float, float]:
-    """Return the change of the bound and the gap below which a fit ends; 0 for one that does not end it.
+    """Return the two tolerances of a fit, for the change of the bound and for the gap; 0 switches one off.
 
     Parameters
     ----------
@@ -238,7 +240,7 @@ def tolerances(tol: float | str, n_rows: int, p: int, *, auto: bool) -> tuple[fl
     n_rows, p : int
         Rows of positive weight, and free parameters.
     auto : bool
-        Whether the algorithm is ``"auto"``, for which ``"auto"`` is ``"statistical"`` where the data suffice.
+        Whether the algorithm is ``"auto"``. Then ``tol="auto"`` is ``"statistical"`` for enough rows.
 
     Raises
     ------
@@ -246,13 +248,14 @@ def tolerances(tol: float | str, n_rows: int, p: int, *, auto: bool) -> tuple[fl
         ``"statistical"`` on too few rows.
     """
     if isinstance(tol, str):
-        enough = n_rows >= LEAST_ROWS * p
+        enough = n_rows >= MIN_ROWS_FOR_STATISTICAL * p
         if tol == "statistical" and not enough:
             raise ConfigError(
-                f"tol='statistical' needs {LEAST_ROWS} rows for each of the {p:,} free parameters; there are "
-                f"{n_rows:,} rows. Give a number of nats per row, such as {NAMED_TOL:g}, or fewer components."
+                f"tol='statistical' needs {MIN_ROWS_FOR_STATISTICAL} rows for each of the {p:,} free "
+                f"parameters; there are {n_rows:,} rows. Give a number of nats per row, such as "
+                f"{DEFAULT_TOL:g}, or fewer components."
             )
         if tol == "statistical" or (auto and enough):
             return 0.0, statistical_gap(n_rows, p)
-        return NAMED_TOL, 0.0
+        return DEFAULT_TOL, 0.0
     return float(tol), 0.0

@@ -30,9 +30,13 @@ from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics
 
 RELATIVE_TOLERANCE = 1e-4
+"""Tolerance of k-means for the squared movement of the centres, in mean variances of the features."""
 SEED_LIMIT = 2**32
-KMEANS_PASSES = 10
+"""Number of seeds that scikit-learn accepts."""
+MAX_KMEANS_PASSES = 10
+"""Maximum passes of a k-means start over all rows."""
 SPARE_ROWS = 64
+"""Rows per component among which a start from rows looks for distinct ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +62,7 @@ def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
     return read_only_copy(centres)
 
 
-def _on_sample(problem: Problem, seed: int) -> KMeansProgress:
+def _kmeans_on_sample(problem: Problem, seed: int) -> KMeansProgress:
     sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
     with threadpool_limits(limits=1, user_api="openmp"):
         start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
@@ -82,23 +86,23 @@ def lloyd(
 ) -> KMeansOutcome:
     """Run k-means: to convergence on a bounded sample, then by Lloyd passes over all rows.
 
-    It stops when the centres' squared movement is at most 1e-4 of the features'
-    mean variance (scikit-learn's default). A centre without rows moves onto the
-    centre with the most rows, and the two share them in one more pass.
+    It stops when the squared movement of the centres is at most 1e-4 of the features'
+    mean variance (scikit-learn's default). A centre without rows moves to the
+    centre with the most rows, and the two share these in one more pass.
 
     Parameters
     ----------
     problem : Problem
     seed : int
     max_iter : int
-        Passes over the rows, at least 1; up to K more where centres lose all their rows.
+        Maximum passes over the rows, at least 1; up to K more if centres lose all their rows.
     progress : KMeansProgress, optional
         Of a run that is resumed.
     after : callable (KMeansProgress) -> None
         Called after the sample and after each pass but the last.
     """
     if progress is None:
-        progress = _on_sample(problem, seed)
+        progress = _kmeans_on_sample(problem, seed)
         after(progress)
     while True:
         centres, n_iter = progress.centres, progress.n_iter + 1
@@ -122,7 +126,7 @@ def lloyd(
 
 @dataclass(frozen=True, eq=False)
 class StartRequest:
-    """What a start depends on; ``progress`` and ``after`` are those of `lloyd`."""
+    """The arguments of a start; ``progress`` and ``after`` are those of `lloyd`."""
 
     problem: Problem
     seed: int
@@ -147,7 +151,7 @@ class GivenParameters:
         return self.weights is not None and self.means is not None and self.precisions is not None
 
     def complete(self, covariance_type: str) -> MixtureParameters | None:
-        """Return Θ₀ where all parameters are given, else None."""
+        """Return Θ₀ if all parameters are given, else None."""
         if self.weights is None or self.means is None or self.precisions is None:
             return None
         return MixtureParameters(covariance_type, self.weights, self.means, *self.precisions)
@@ -155,7 +159,11 @@ class GivenParameters:
 
 def _kmeans_start(request: StartRequest) -> SufficientStatistics:
     return lloyd(
-        request.problem, request.seed, max_iter=KMEANS_PASSES, progress=request.progress, after=request.after
+        request.problem,
+        request.seed,
+        max_iter=MAX_KMEANS_PASSES,
+        progress=request.progress,
+        after=request.after,
     ).statistics
 
 
@@ -197,8 +205,8 @@ STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingPr
 def starting_problem(problem: Problem, samples: Samples) -> Problem:
     """Return the problem of a start on rows of the first sample, in this process's memory.
 
-    The one pass over the data that it takes leaves the rows of all samples in the cache. Where starts draw
-    all rows anyway, the problem is the same.
+    It takes one pass over the data, after which the rows of all samples are in the cache. If starts draw all
+    rows anyway, the problem is the same.
     """
     size = sample_size(problem.n_components, problem.n_features)
     if size >= problem.rows.shape[0]:
@@ -208,7 +216,7 @@ def starting_problem(problem: Problem, samples: Samples) -> Problem:
 
 
 def complete_problem(problem: Problem, seed: int) -> Problem:
-    """Return the problem of a start on sampled rows of which no value is missing, in this process's memory.
+    """Return the problem of a start on sampled rows without missing values, in this process's memory.
 
     Raises
     ------
@@ -233,7 +241,7 @@ def complete_problem(problem: Problem, seed: int) -> Problem:
 
 
 def _in_memory(problem: Problem, rows: Floats, weights: Floats) -> Problem:
-    """Return the problem of some rows, in this process's memory; all have weight 1 where the data has."""
+    """Return the problem of some rows, in this process's memory; ``weights`` count if the data have any."""
     weighted = None if problem.weights is None else as_source(weights, ndim=1, what="sample_weight")
     return make_problem(
         as_source(rows, ndim=2, what="X"),
@@ -247,7 +255,7 @@ def _in_memory(problem: Problem, rows: Floats, weights: Floats) -> Problem:
 
 
 def check_responsibilities_shape(responsibilities: Source | None, rows: Source, n_components: int) -> None:
-    """Raise `InvalidDataError` unless ``responsibilities``, where given, are rows x components."""
+    """Raise `InvalidDataError` unless ``responsibilities``, if given, are rows x components."""
     wanted = (rows.shape[0], n_components)
     if responsibilities is not None and responsibilities.shape != wanted:
         raise InvalidDataError(
@@ -261,7 +269,7 @@ def start_from_responsibilities(problem: Problem, responsibilities: Source) -> S
     Raises
     ------
     InvalidDataError
-        One is negative or not finite, or a row that does not sum to 1 within 1e-6.
+        One is negative or not finite, or those of a row do not sum to 1 within 1e-6.
     """
     aligned = responsibilities.aligned(problem.rows.chunk_rows)
     return statistics_under(

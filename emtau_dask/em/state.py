@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from emtau_dask.em.acceleration import Ascent
+from emtau_dask.em.acceleration import QuasiNewtonState
 from emtau_dask.em.history import FitHistory, IterationRecord
-from emtau_dask.em.moments import HeldMoments
-from emtau_dask.em.sums import FrozenRows
+from emtau_dask.em.moments import FrozenMoments
+from emtau_dask.em.sums import FrozenStatistics
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters
-from emtau_dask.storage.row_state import SlotState
+from emtau_dask.storage.row_state import RowStateRef
 
 StopReason = Literal["tol", "no-active-rows", "max-iter"]
 
@@ -40,54 +40,55 @@ class KMeansProgress:
 
 @dataclass(frozen=True, eq=False)
 class Cycle:
-    """Partial passes over rows that stand for all, between two passes over all rows.
+    """The weighted passes between two full ones.
 
     Attributes
     ----------
-    outer : Ascent
-        Of the pass over all rows before.
-    held : HeldMoments
+    outer : QuasiNewtonState
+        Of the full pass before.
+    frozen : FrozenMoments
     gap : float
         Estimated when the cycle began, nats per row.
     """
 
-    outer: Ascent
-    held: HeldMoments
+    outer: QuasiNewtonState
+    frozen: FrozenMoments
     gap: float
 
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Where a run is that may extrapolate, and begin on samples.
+    """The progress of an accelerated run.
 
     Attributes
     ----------
-    ascent : Ascent
-    level : int
-        The sample that is scored now; from their number on, all rows are.
-    level_began : int
-        Iterations made before this level, annealed passes included.
+    quasi_newton : QuasiNewtonState
+    sample_index : int
+        Index of the sample that is scored now; the number of samples if all rows are.
+    sample_began : int
+        Iterations made before the first one on this sample; annealed passes count.
     cycle : Cycle or None
-        None where all rows are scored next, or a sample.
+        None if the next pass is full or over a sample.
     damping : float
         See `em.acceleration.begin_cycle`.
     failed_cycles : int
-        Cycles that led to a lower bound of all rows, or gained hardly less than the one before.
+        Cycles that lowered the bound of all rows, or gained hardly less than the cycle before.
     uncertainty : float
         See `Evidence`.
     annealed_passes : int
-        Annealed passes to come.
+        Annealed passes that are left.
     chosen : bool
-        Whether the run is no longer one of several starts that are compared on the first sample.
+        Whether the run is the best of the compared starts, or the only one.
     gap_margin : float
-        By how much an estimated gap must be below the tolerance before it is measured.
+        Factor by which an estimated gap must be below the tolerance before it is measured.
     gap_of_all_rows : bool
-        Whether the next gap is measured over all rows, since rows that stand for all did not end the run.
+        Whether the next gap is measured over all rows; so it is after one over weighted rows did not end the
+        run.
     """
 
-    ascent: Ascent
-    level: int = 0
-    level_began: int = 0
+    quasi_newton: QuasiNewtonState
+    sample_index: int = 0
+    sample_began: int = 0
     cycle: Cycle | None = None
     damping: float = 0.0
     failed_cycles: int = 0
@@ -107,32 +108,32 @@ class RunState:
     parameters : MixtureParameters
         Of the last M-step, or Θ₀.
     bound : float or None
-        What the next iteration's bound is compared with.
+        The bound with which that of the next iteration is compared.
     records : tuple of IterationRecord
-    frozen : FrozenRows or None
+    frozen : FrozenStatistics or None
         Of the inactive rows.
     since_full_pass : int
         Iterations since every row was last made active.
     full_pass_next : bool
         Whether the next iteration scores every row, with new row state.
-    remaining : mapping of int to int
-        Rows left active, by chunk; chunks without any may be absent.
-    slots : mapping of int to SlotState
-        Where the last row state of each chunk is.
+    n_active : mapping of int to int
+        Number of active rows, by chunk; chunks without any may be absent.
+    row_state : mapping of int to RowStateRef
+        Where the newest row state of each chunk is.
     stop_reason : {"tol", "no-active-rows", "max-iter"} or None
-        None while it goes on.
+        None while the run goes on.
     progress : Progress or None
-        None where every step is EM's own, and every sample all rows.
+        None without acceleration.
     """
 
     parameters: MixtureParameters
     bound: float | None
     records: tuple[IterationRecord, ...] = ()
-    frozen: FrozenRows | None = None
+    frozen: FrozenStatistics | None = None
     since_full_pass: int = 0
     full_pass_next: bool = True
-    remaining: Mapping[int, int] = field(default_factory=dict)
-    slots: Mapping[int, SlotState] = field(default_factory=dict)
+    n_active: Mapping[int, int] = field(default_factory=dict)
+    row_state: Mapping[int, RowStateRef] = field(default_factory=dict)
     stop_reason: StopReason | None = None
     progress: Progress | None = None
 
@@ -143,12 +144,12 @@ class RunState:
 
     @property
     def history(self) -> FitHistory:
-        """The records as users see them."""
+        """The records, as users get them."""
         return FitHistory(self.records)
 
     @property
     def lower_bound(self) -> float:
-        """See `FitHistory.last_kept`; nats per row, −inf where there is no record."""
+        """See `FitHistory.last_kept`; nats per row, −inf without records."""
         last = self.history.last_kept
         return -np.inf if last is None else last.lower_bound
 
@@ -160,19 +161,19 @@ class FitState:
     Attributes
     ----------
     run : int
-        The run under way, from 0.
+        Number of the current run, from 0.
     start : KMeansProgress or None
-        Of a k-means start under way.
+        Of the current run's k-means start, until it ends.
     current : RunState or None
-        None until its Θ₀ is known.
+        The current run; None until its Θ₀ is known.
     best : RunState or None
-        Of the runs that ended, the one with the best final bound.
+        The run with the highest final bound of those that ended.
     left_out : tuple of str
-        Why runs collapsed.
+        One message for each run that collapsed.
     finished : bool
         Whether all runs ended; ``current`` is then the best of them.
     notes : tuple of str
-        What users should know of how the fit went.
+        Remarks for users on how the fit went.
     """
 
     run: int = 0

@@ -91,6 +91,11 @@ def check_names_differ(names: Iterable[str]) -> None:
 
 
 def _check_array(array: Any, what: str) -> None:
+    if array.dtype.kind == "c":
+        raise InvalidDtypeError(
+            f"{what}: Complex data not supported (dtype {array.dtype}). Give {what}.real, or the real and "
+            "the imaginary parts as features of their own."
+        )
     if array.dtype.kind in NOT_NUMBERS:
         check_dtype(array.dtype, what)
     if array.dtype.kind != "O" or not array.ndim:

@@ -1,4 +1,4 @@
-"""What `fit` does around the fit: settings, sources, journal, results, and how an unfinished one goes on."""
+"""What surrounds a fit: settings, sources, state store, results, and how an unfinished fit goes on."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from emtau_dask.checkpoint.codec import FormatError
-from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_contents
+from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_digests
 from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import MANIFEST
-from emtau_dask.checkpoint.writer import CheckpointJournal
+from emtau_dask.checkpoint.writer import CheckpointStateStore
 from emtau_dask.data.row_random import Samples
-from emtau_dask.data.source import chunk_ranges
+from emtau_dask.data.source import RangeSource, chunk_ranges
 from emtau_dask.em.acceleration import memory_for
 from emtau_dask.em.compiling import compile_ahead, compile_setting, worth_compiling
-from emtau_dask.em.contents import Contents
 from emtau_dask.em.fit import FitSources, fit, open_context
 from emtau_dask.em.history import FitObserver
-from emtau_dask.em.journal import Journal, row_fields, temporary_journal
 from emtau_dask.em.memory import cache_bytes
 from emtau_dask.em.settings import (
-    RUNS_EACH,
+    RUNS_PER_START,
     Acceleration,
     EmSettings,
     automatic,
@@ -37,6 +35,8 @@ from emtau_dask.em.settings import (
 )
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import FitState
+from emtau_dask.em.state_store import StateStore, row_fields, temporary_state_store
+from emtau_dask.em.verification import DataVerifier
 from emtau_dask.errors import (
     ConfigError,
     EmtauError,
@@ -46,11 +46,12 @@ from emtau_dask.errors import (
     shutdown_named,
     warn_user,
 )
+from emtau_dask.estimator.doubtful import DoubtfulColumns
 from emtau_dask.estimator.inputs import BY_DEFAULT, Chosen, Seeds, opened_data, opened_sources, settings_of
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.executor import Executor, PassObserver
-from emtau_dask.execution.workers import check_portable, differing_workers, prove_access
+from emtau_dask.execution.workers import check_picklable, differing_workers, verify_access
 from emtau_dask.interrupts import interrupt_saying, interruptible
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import check_means, check_precisions, check_weights, free_parameters
@@ -62,7 +63,7 @@ from emtau_dask.storage.commits import check_startable, open_log, start_log
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.stores import object_store, warn_unless_exclusive
 
-J = TypeVar("J", bound=Journal)
+J = TypeVar("J", bound=StateStore)
 LOG = logging.getLogger(__name__)
 
 
@@ -120,9 +121,9 @@ def not_converged(estimator: Any) -> str:
     )
 
 
-def _given(asked: Settings, n_features: int) -> GivenParameters:
-    K, structure = asked.n_components, structure_named(asked.covariance_type)
-    weights, means, precisions = asked.weights_init, asked.means_init, asked.precisions_init
+def _given(requested: Settings, n_features: int) -> GivenParameters:
+    K, structure = requested.n_components, structure_named(requested.covariance_type)
+    weights, means, precisions = requested.weights_init, requested.means_init, requested.precisions_init
     return GivenParameters(
         None if weights is None else check_weights(weights, K),
         None if means is None else check_means(means, K, n_features),
@@ -130,9 +131,9 @@ def _given(asked: Settings, n_features: int) -> GivenParameters:
     )
 
 
-def _last_fit(estimator: FittedMixture, asked: Settings, n_features: int) -> GivenParameters:
+def _last_fit(estimator: FittedMixture, requested: Settings, n_features: int) -> GivenParameters:
     parameters = estimator.parameters_
-    expected = (asked.covariance_type, asked.n_components, n_features)
+    expected = (requested.covariance_type, requested.n_components, n_features)
     found = (parameters.covariance_type, parameters.n_components, parameters.n_features)
     if found != expected:
         raise InvalidDataError(
@@ -144,43 +145,43 @@ def _last_fit(estimator: FittedMixture, asked: Settings, n_features: int) -> Giv
 
 
 def fit_settings(
-    estimator: FittedMixture, asked: Settings, sources: FitSources, executor: Executor
+    estimator: FittedMixture, requested: Settings, sources: FitSources, executor: Executor
 ) -> EmSettings:
     """Return the settings of a fit, those in words resolved by the data's shape."""
     n_rows, n_features = sources.rows.shape
-    K, structure = asked.n_components, structure_named(asked.covariance_type)
+    K, structure = requested.n_components, structure_named(requested.covariance_type)
     responsibilities = sources.responsibilities is not None
-    warm = asked.warm_start and hasattr(estimator, "converged_") and not responsibilities
-    given = _last_fit(estimator, asked, n_features) if warm else _given(asked, n_features)
-    plan = automatic(n_rows, K, n_features, asked.covariance_type)
-    policy = plan.policy if asked.automatic else as_policy(asked.algorithm)
-    n_init = asked.n_init
+    warm = requested.warm_start and hasattr(estimator, "converged_") and not responsibilities
+    given = _last_fit(estimator, requested, n_features) if warm else _given(requested, n_features)
+    plan = automatic(n_rows, K, n_features, requested.covariance_type)
+    policy = plan.policy if requested.automatic else as_policy(requested.algorithm)
+    n_init = requested.n_init
     if isinstance(n_init, str):
-        n_init = plan.n_init if asked.automatic else 1
+        n_init = plan.n_init if requested.automatic else 1
     p = free_parameters(structure, K, n_features)
-    tol, gap_tol = tolerances(asked.tol, n_rows, p, auto=asked.automatic)
+    tol, gap_tol = tolerances(requested.tol, n_rows, p, auto=requested.automatic)
     seeds = Seeds(estimator.random_state)
     runs = (0,) if responsibilities or given.whole else tuple(seeds.draw() for _ in range(n_init))
     weighted = isinstance(policy, WeightedPolicy)
-    quick = asked.acceleration == "quasi-newton" or (
-        asked.acceleration == AUTO and (asked.automatic or weighted)
+    quick = requested.acceleration == "quasi-newton" or (
+        requested.acceleration == AUTO and (requested.automatic or weighted)
     )
     acceleration = None
-    if quick or weighted or asked.automatic:
+    if quick or weighted or requested.automatic:
         memory = memory_for(structure, K, n_features) if quick else 0
-        shares = plan.shares if asked.automatic and not responsibilities and not warm else ()
+        shares = plan.shares if requested.automatic and not responsibilities and not warm else ()
         acceleration = Acceleration(memory, Samples(runs[0], shares), plan.annealed)
         if plan.annealed and shares:
-            runs = tuple(seed for seed in runs for _ in range(RUNS_EACH))
+            runs = tuple(seed for seed in runs for _ in range(RUNS_PER_START))
     bound = float(estimator.lower_bound_) if warm and np.isfinite(estimator.lower_bound_) else None
-    compiled = compiled_here(asked, sources, executor)
-    return EmSettings(asked, policy, tol, gap_tol, acceleration, runs, bound, given, compiled)
+    compiled = compiled_here(requested, sources, executor)
+    return EmSettings(requested, policy, tol, gap_tol, acceleration, runs, bound, given, compiled)
 
 
-def compiled_here(asked: Settings, sources: FitSources, executor: Executor) -> bool:
+def compiled_here(requested: Settings, sources: FitSources, executor: Executor) -> bool:
     """Return whether a fit uses compiled loops; patterns of missing values go by NumPy."""
-    return not marginalises(asked.missing) and worth_compiling(
-        executor.client, sources.rows.shape, asked.covariance_type, asked.n_components
+    return not marginalises(requested.missing) and worth_compiling(
+        executor.client, sources.rows.shape, requested.covariance_type, requested.n_components
     )
 
 
@@ -207,7 +208,7 @@ def fit_session(
     executor = choose_executor()
     compile_setting()
     if not executor.in_process:
-        check_portable("the policy", policy)
+        check_picklable("the policy", policy)
     with interruptible(), closed_after(observer or observer_for(estimator.verbose)) as watched:
         data = opened_data(X, chosen, names, watched)
         beside = sample_weight, responsibilities_init
@@ -244,10 +245,10 @@ def fit_estimator(
     str or None
         The id of the checkpointed run; None without a checkpoint.
     """
-    asked = settings_of(estimator)
-    policy = policy_before_data(asked)
-    check_missing(asked, responsibilities=responsibilities_init is not None)
-    checked_row_arrays(policy, asked.n_components, asked.max_iter)
+    requested = settings_of(estimator)
+    policy = policy_before_data(requested)
+    check_missing(requested, responsibilities=responsibilities_init is not None)
+    checked_row_arrays(policy, requested.n_components, requested.max_iter)
     with (
         as_it_was_unless_done(estimator),
         fit_session(
@@ -260,11 +261,11 @@ def fit_estimator(
             observer=observer,
         ) as (executor, observer, sources),
     ):
-        settings = fit_settings(estimator, asked, sources, executor)
+        settings = fit_settings(estimator, requested, sources, executor)
         opening = _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer)
-        finished, journal = run_fit("begins", estimator, settings, sources, executor, observer, opening)
+        finished, state_store = run_fit("begins", estimator, settings, sources, executor, observer, opening)
         publish(estimator, finished)
-    return journal.run if isinstance(journal, CheckpointJournal) else None
+    return state_store.run if isinstance(state_store, CheckpointStateStore) else None
 
 
 def run_fit(
@@ -276,30 +277,32 @@ def run_fit(
     observer: FitObserver,
     opening: AbstractContextManager[J],
 ) -> tuple[FitState, J]:
-    """Run a fit with the journal that ``opening`` opens, and return its finished state and the journal.
+    """Run a fit with the state store that ``opening`` opens; return its finished state and the store.
 
-    Where it runs in this process, what it needs is compiled from now on, beside what the journal reads.
+    Where it runs in this process, what it needs is compiled from now on, while the state store reads.
     """
     rows, features = sources.rows.shape
     if settings.compiled and executor.in_process:
-        compile_ahead(settings.structure, settings.asked.n_components, sources.rows, observer)
+        compile_ahead(settings.structure, settings.requested.n_components, sources.rows, observer)
     LOG.info(
         "fit %s: %s rows, %d features, %d components (%s), %s, on %s",
         how,
         f"{rows:,}",
         features,
-        settings.asked.n_components,
-        settings.asked.covariance_type,
+        settings.requested.n_components,
+        settings.requested.covariance_type,
         type(settings.policy).__name__,
         f"{executor.threads} threads" if executor.in_process else "other processes",
     )
+    doubtful = DoubtfulColumns(estimator._names)
     with (
-        opening as journal,
+        opening as state_store,
         open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,
-        features_named(getattr(estimator, "feature_names_in_", None)),
+        features_named(estimator._names),
     ):
-        finished = fit(settings, sources, executor, journal, context)
-    return with_notes(finished, differing_workers(executor.client)), journal
+        finished = fit(settings, sources, executor, state_store, replace(context, sampled=doubtful))
+    finished = replace(finished, notes=(*finished.notes, *doubtful.notes))
+    return with_notes(finished, differing_workers(executor.client)), state_store
 
 
 @contextmanager
@@ -311,12 +314,14 @@ def _new_journal(
     overwrite: bool,
     executor: Executor,
     observer: PassObserver,
-) -> Iterator[Journal]:
-    rows, asked = sources.rows, settings.asked
-    fields = row_fields(rows, asked.n_components, settings.policy, asked.max_iter)
+) -> Iterator[StateStore]:
+    rows, requested = sources.rows, settings.requested
+    fields = row_fields(rows, requested.n_components, settings.policy, requested.max_iter)
+    chosen = rows.chosen if isinstance(rows, RangeSource) else ""
+    new = FitState(notes=(f"fitted to {chosen}",) if chosen else ())
     if estimator.checkpoint is None:
-        with temporary_journal(fields, len(rows.chunk_rows)) as temporary:
-            temporary.save(proved(executor, temporary.objects, sources, FitState()), commit=False)
+        with temporary_state_store(fields, len(rows.chunk_rows)) as temporary:
+            temporary.save(proved(executor, temporary.objects, sources, new), commit=False)
             yield temporary
         return
     content = None if run_config is None else dict(run_config)
@@ -332,15 +337,15 @@ def _new_journal(
     check_startable(objects, overwrite=overwrite)
     objects.prepare()
     warn_unless_exclusive(objects)
-    state = proved(executor, objects, sources, FitState())
-    contents = Contents()
-    compare_samples(sources, contents, executor, observer)
+    state = proved(executor, objects, sources, new)
+    verifier = DataVerifier()
+    compare_samples(sources, verifier, executor, observer)
     log = start_log(objects, overwrite=overwrite)
     with log.withdrawn_on_failure():
-        journal = CheckpointJournal(log, manifest, fields, contents)
-        with journal.watched():
-            journal.save(state, commit=True)
-    yield journal
+        state_store = CheckpointStateStore(log, manifest, fields, verifier)
+        with state_store.explained_errors():
+            state_store.save(state, commit=True)
+    yield state_store
 
 
 def fingerprints(sources: FitSources) -> dict[str, Any]:
@@ -350,16 +355,16 @@ def fingerprints(sources: FitSources) -> dict[str, Any]:
 
 
 def compare_samples(
-    sources: FitSources, contents: Contents, executor: Executor, observer: PassObserver
+    sources: FitSources, verifier: DataVerifier, executor: Executor, observer: PassObserver
 ) -> None:
-    """Read sampled chunks of all sources, and compare what they hold with ``contents``."""
+    """Read sampled chunks of all sources, and compare their digests with those of ``verifier``."""
     for name, source in sources.named().items():
-        contents.compare(sampled_contents(source, name, executor, observer), chunk_ranges(source.chunk_rows))
+        verifier.compare(sampled_digests(source, name, executor, observer), chunk_ranges(source.chunk_rows))
 
 
 def proved(executor: Executor, objects: ObjectStore | None, sources: FitSources, state: FitState) -> FitState:
-    """Let the workers prove that they see the data and the objects; return the state with their notes."""
-    return with_notes(state, prove_access(executor.client, objects, sources.named()))
+    """Verify that workers see the data and the objects; return the state with their notes."""
+    return with_notes(state, verify_access(executor.client, objects, sources.named()))
 
 
 def with_notes(state: FitState, notes: Sequence[str]) -> FitState:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from sklearn.exceptions import ConvergenceWarning
 
-from emtau_dask.em.settings import NAMED_TOL
+from emtau_dask.em.settings import DEFAULT_TOL
 from emtau_dask.errors import warn_user
 from emtau_dask.estimator.conditioning import ConditionedMixture
 from emtau_dask.estimator.fitting import fit_estimator, not_converged
@@ -261,7 +261,7 @@ class GaussianMixture(ConditionedMixture):
         return self
 
     def _warn_unless_converged(self) -> None:
-        tol = NAMED_TOL if isinstance(self.tol, str) else self.tol
+        tol = DEFAULT_TOL if isinstance(self.tol, str) else self.tol
         if self.stop_reason_ == "tol" and self.gap_ > max(FAR * tol, GOOD_GAP):
             warn_user(
                 f"The lower bound changed by less than tol, but is estimated to be {self.gap_:.2g} nats per "

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dask.array as da
 import numpy as np
-import sklearn
 import zarr
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, validate_data
@@ -26,13 +23,10 @@ from emtau_dask.em.problem import check_counts
 from emtau_dask.em.starts import check_responsibilities_shape
 from emtau_dask.errors import ConfigError, InvalidDataError, short
 from emtau_dask.estimator.dtypes import check_names_differ, check_real_numbers, errors_named
+from emtau_dask.estimator.frames import with_columns
 from emtau_dask.execution.workers import resident, shared_source
 from emtau_dask.settings import Settings
 from emtau_dask.storage.locations import paths_at
-
-OUTPUTS = ("default", "pandas")
-COMPONENT, LOG_LIKELIHOOD = "component", "log_likelihood"
-"""Names of the labels, also of the columns of responsibilities, and of the scores."""
 
 
 class Chosen(NamedTuple):
@@ -50,13 +44,13 @@ def opened_data(
 ) -> Any:
     """Return the rows at a path, or at a list of paths, as a source, and data of xarray as a `Cube`.
 
-    Anything else is returned as it is.
+    Anything else is returned with the chosen columns.
 
     Parameters
     ----------
     data : str, Path, a list of these, or anything else that users pass as X
     chosen : Chosen
-        Its columns are those of parquet or CSV.
+        Its columns are those of parquet, CSV or a data frame.
     fitted : sequence of str or None
         The names of the features in the fit, which are the columns by default.
     observer : ReadObserver, optional
@@ -65,7 +59,7 @@ def opened_data(
     Raises
     ------
     InvalidDataError
-        Nothing that can be read is there, or it has no such columns.
+        Nothing that can be read is there, or the data have no such columns.
     InvalidDtypeError
         They are not real numbers.
     """
@@ -81,12 +75,7 @@ def opened_data(
     if paths is not None:
         columns = columns_of_fit(paths, fitted) if columns is None else columns
         return open_source(paths, columns=columns, observer=observer)
-    if columns is not None:
-        raise InvalidDataError(
-            f"columns = {short(columns)} can be chosen where X is the path of parquet or CSV, but X is of "
-            f"the type {type(data).__name__}. Choose them before, for example with X[{short(columns)}]."
-        )
-    return data
+    return data if columns is None else with_columns(data, columns)
 
 
 def _paths(data: Any) -> tuple[str, ...] | None:
@@ -142,6 +131,10 @@ def _refuse_kinds(data: Any, what: str) -> None:
             f"{what} is a {type(data).__name__}, whose rows can be read only once, but a fit reads them many "
             f"times. Give numpy.array(list({what})), or for more than fits in memory a dask array or the "
             "path of stored rows."
+        )
+    if hasattr(data, "obsm"):
+        raise InvalidDataError(
+            f"{what} is an AnnData, which holds several arrays. Give one, such as {what}.obsm['X_pca']."
         )
     if isinstance(data, np.ma.MaskedArray):
         raise InvalidDataError(f"{what} is a masked array; fill it, for example with .filled(numpy.nan).")
@@ -233,54 +226,6 @@ def row_values_source(values: Any, *, ndim: int, what: str) -> Source | None:
                 ensure_min_samples=0,
             )
     return as_source(values, ndim=ndim, what=what)
-
-
-def checked_output(transform: Any) -> str:
-    """Return what ``set_output`` is given; raises `ConfigError` where it is none of `OUTPUTS`."""
-    if transform not in OUTPUTS:
-        raise ConfigError(
-            f"set_output(transform={transform!r}): give 'pandas', for predictions with the index of a "
-            "DataFrame, or 'default', for arrays."
-        )
-    return str(transform)
-
-
-def _asked_for(estimator: Any) -> bool:
-    """Return whether the estimator's ``set_output`` says pandas, or else scikit-learn's config."""
-    own = getattr(estimator, "_sklearn_output_config", {}).get("transform")
-    return bool((own or sklearn.get_config()["transform_output"]) == "pandas")
-
-
-def with_index(estimator: Any, X: Any, values: Any, name: str) -> Any:
-    """Return predictions as they are, or of a DataFrame and where asked for, with its index.
-
-    Parameters
-    ----------
-    estimator : GaussianMixture
-    X : object
-        What the user passed.
-    values : ndarray or dask array of shape (n,) or (n, K)
-        Its predictions.
-    name : str
-        Of the Series, or of the index of the columns.
-
-    Returns
-    -------
-    ndarray, dask array, Series or DataFrame
-        Of pandas where X is a DataFrame of pandas, lazy ones of dask where it is one of dask.
-    """
-    pandas = sys.modules.get("pandas")  # Data of it exist only where it has been imported.
-    if pandas is None or not _asked_for(estimator):
-        return values
-    columns = name if values.ndim == 1 else pandas.RangeIndex(values.shape[1], name=name)
-    if isinstance(X, pandas.DataFrame):
-        if values.ndim == 1:
-            return pandas.Series(values, index=X.index, name=columns)
-        return pandas.DataFrame(values, index=X.index, columns=columns)
-    frames = sys.modules.get("dask.dataframe")
-    if isinstance(values, da.Array) and frames is not None and isinstance(X, frames.DataFrame):
-        return frames.from_dask_array(values, columns=columns, index=X.index)
-    return values
 
 
 class Seeds:

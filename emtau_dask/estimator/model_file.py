@@ -148,11 +148,11 @@ def _write(estimator: Any, group: zarr.Group) -> None:
         group.create_array(name, data=values, filters=None, compressors=ZstdCodec())
     history = estimator.history_
     k, kind = len(estimator.weights_), estimator._fitted_type
-    asked = replace(Settings.of(estimator), n_components=k, covariance_type=kind)
-    if not asked.automatic and type(as_policy(asked.algorithm)) not in ALGORITHMS.values():
-        asked = replace(asked, algorithm=None)
+    requested = replace(Settings.of(estimator), n_components=k, covariance_type=kind)
+    if not requested.automatic and type(as_policy(requested.algorithm)) not in ALGORITHMS.values():
+        requested = replace(requested, algorithm=None)
     entry = ModelEntry(
-        asked,
+        requested,
         estimator.stop_reason_,
         estimator._names,
         history.notes,
@@ -238,23 +238,25 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], entry: ModelEntry) -> An
             raise InvalidDataError(f"{name} is of {array.dtype}; it must be of float64")
     if arrays["means"].ndim != 2:
         raise InvalidDataError(f"means has {arrays['means'].ndim} axes; it must have 2")
-    asked = entry.settings
-    parameters = MixtureParameters(asked.covariance_type, *(read_only_copy(arrays[name]) for name in ARRAYS))
-    if parameters.n_components != asked.n_components:
+    requested = entry.settings
+    parameters = MixtureParameters(
+        requested.covariance_type, *(read_only_copy(arrays[name]) for name in ARRAYS)
+    )
+    if parameters.n_components != requested.n_components:
         raise InvalidDataError(
-            f"settings.n_components is {asked.n_components}; its means are of {parameters.n_components}"
+            f"settings.n_components is {requested.n_components}; its means are of {parameters.n_components}"
         )
     _check_mixture(parameters)
     check_names(entry.feature_names, parameters.n_features)
-    estimator = cls(**asked.stored)
-    if asked.algorithm is None:
+    estimator = cls(**requested.stored)
+    if requested.algorithm is None:
         estimator.algorithm = AUTO
         warn_user(
             "the model was fitted with a policy of the user's own, which is not stored; set algorithm "
             "before fitting it again."
         )
-    elif not isinstance(asked.algorithm, str):
-        checked_row_arrays(asked.algorithm, asked.n_components, asked.max_iter)
+    elif not isinstance(requested.algorithm, str):
+        checked_row_arrays(requested.algorithm, requested.n_components, requested.max_iter)
     history = FitHistory(entry.history, entry.notes)
     estimator._publish(parameters, history, entry.stop_reason, entry.feature_names)
     return estimator

@@ -28,19 +28,23 @@ from emtau_dask.em.predict import (
     kernels_to_score,
     score_rows,
 )
-from emtau_dask.em.settings import NAMED_TOL
+from emtau_dask.em.settings import DEFAULT_TOL
 from emtau_dask.errors import InvalidDataError, features_named
+from emtau_dask.estimator.frames import (
+    COMPONENT,
+    LABEL,
+    LOG_LIKELIHOOD,
+    PROBABILITY,
+    as_frame,
+    checked_output,
+)
 from emtau_dask.estimator.inputs import (
     BY_DEFAULT,
-    COMPONENT,
-    LOG_LIKELIHOOD,
     Chosen,
     Seeds,
     checked_array,
     checked_lazy,
-    checked_output,
     opened_data,
-    with_index,
 )
 from emtau_dask.estimator.model_file import load_model, save_model
 from emtau_dask.estimator.summary import FitSummary, summary_of
@@ -166,43 +170,42 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         X : dask array, zarr array or array-like of shape (n_samples, n_features), str, DataArray or Dataset
             A str is the path or URL of stored rows, as for `GaussianMixture.fit`.
         columns : sequence of str, optional
-            Columns of parquet or CSV; by default those of the fit, if it had names.
+            Columns of parquet, CSV or a data frame; by default those of the fit, if it had names, or all of a
+            frame.
         features : str or sequence of str, optional
             Of xarray data, as for `GaussianMixture.fit`; by default what has the names of the fit's.
 
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
-            A Series with the index of X for a DataFrame, where `set_output` asks for it.
-            With ``missing="drop"``, -1 for a row with NaN. For xarray data a DataArray with the dimensions
-            of the rows, their coordinates and chunks, lazy unless X is in memory; then rows with NaN have
-            NaN, which is written as -1.
+            With ``missing="drop"``, -1 for a row with NaN. Of a DataFrame of pandas, polars or dask a Series
+            "label" with its index, unless `set_output` says "default". Of xarray data a DataArray "label"
+            with the dimensions of the rows, their coordinates and chunks, lazy unless X is in memory; rows
+            with NaN are NaN there, which is written as -1.
         """
-        called = "label", COMPONENT
-        return self._predicted(X, LABELS, Chosen(columns, features), COMPONENT, called)
+        return self._predicted(X, LABELS, Chosen(columns, features), LABEL)
 
     def predict_proba(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
         """Return responsibilities, (n_samples, n_components) float64; arguments are those of `predict`.
 
         For xarray data they have one more dimension, ``"component"``.
         """
-        called = "probability", COMPONENT
-        return self._predicted(X, RESPONSIBILITIES, Chosen(columns, features), COMPONENT, called)
+        return self._predicted(X, RESPONSIBILITIES, Chosen(columns, features), PROBABILITY)
 
     def score_samples(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
         """Return log-likelihoods, (n_samples,) float64, nats; arguments are those of `predict`."""
-        called = LOG_LIKELIHOOD, COMPONENT
-        return self._predicted(X, LOG_LIKELIHOODS, Chosen(columns, features), LOG_LIKELIHOOD, called)
+        return self._predicted(X, LOG_LIKELIHOODS, Chosen(columns, features), LOG_LIKELIHOOD)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose what `predict`, `predict_proba` and `score_samples` return for a DataFrame.
 
         Parameters
         ----------
-        transform : {"default", "pandas"}, optional
-            ``"pandas"``: a Series or DataFrame with the index of the rows, a lazy one for a dask DataFrame;
-            the columns are the components. ``"default"``: arrays. None changes nothing. What is not set
-            here, ``sklearn.set_config(transform_output=...)`` sets.
+        transform : {"default", "pandas", "polars"}, optional
+            ``"pandas"`` and ``"polars"``: a Series or DataFrame of the library of X, with its index, a lazy
+            one for a dask DataFrame; the columns are the components. ``"default"``: arrays. None changes
+            nothing. What is not set here, ``sklearn.set_config(transform_output=...)`` sets; without both
+            only labels are a Series.
 
         Returns
         -------
@@ -212,9 +215,9 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             self._sklearn_output_config = {"transform": checked_output(transform)}
         return self
 
-    def _predicted(self, X: Any, scoring: Scoring, chosen: Chosen, name: str, called: tuple[str, str]) -> Any:
-        values = self._lazy_or_not(X, scoring, chosen, called)
-        return with_index(self, X, values, name)
+    def _predicted(self, X: Any, scoring: Scoring, chosen: Chosen, name: str) -> Any:
+        values = self._lazy_or_not(X, scoring, chosen, (name, COMPONENT))
+        return as_frame(self, X, values, name)
 
     def _log_likelihood(self, X: Any, chosen: Chosen) -> tuple[float, int]:
         """Return the log-likelihood of X (nats) and its number of rows that are scored, in one pass."""
@@ -329,7 +332,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         structure, twin = structure_named(self._fitted_type), SklearnMixture()
         twin.set_params(**{name: getattr(self, name) for name in STORED if hasattr(twin, name)})
-        tol = NAMED_TOL if isinstance(self.tol, str) else self.tol
+        tol = DEFAULT_TOL if isinstance(self.tol, str) else self.tol
         n_init = 1 if isinstance(self.n_init, str) else self.n_init
         twin.set_params(covariance_type=structure.scikit_learn_name, tol=tol, n_init=n_init)
         for name in _COPIED:

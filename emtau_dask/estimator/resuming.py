@@ -11,14 +11,14 @@ import numpy as np
 
 from emtau_dask.checkpoint.fingerprints import check_same
 from emtau_dask.checkpoint.reader import SavedFit, read_newest
-from emtau_dask.checkpoint.writer import CheckpointJournal
-from emtau_dask.em.contents import Contents
+from emtau_dask.checkpoint.writer import CheckpointStateStore
 from emtau_dask.em.fit import FitSources
 from emtau_dask.em.history import FitObserver
-from emtau_dask.em.journal import row_fields
 from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import FitState
+from emtau_dask.em.state_store import row_fields
+from emtau_dask.em.verification import DataVerifier
 from emtau_dask.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -41,7 +41,7 @@ from emtau_dask.estimator.inputs import BY_DEFAULT, Chosen, settings_of
 from emtau_dask.estimator.model_file import check_names
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.executor import Executor
-from emtau_dask.execution.workers import prove_access
+from emtau_dask.execution.workers import verify_access
 from emtau_dask.policies.policy import checked_row_arrays
 from emtau_dask.policies.registry import DescribedPolicy, as_policy, matching_policy
 from emtau_dask.process import numerical_environment
@@ -92,26 +92,26 @@ def saved_estimator(
     CheckpointCorruptError
         Its settings are impossible.
     """
-    asked, policy = saved.config.asked, matching_policy(algorithm, saved.config.policy)
+    requested, policy = saved.config.requested, matching_policy(algorithm, saved.config.policy)
     with _impossible_named(saved):
-        checked_row_arrays(policy, asked.n_components, asked.max_iter)
+        checked_row_arrays(policy, requested.n_components, requested.max_iter)
     estimator = _estimator(cls, saved, checkpoint)
-    changes["algorithm"] = policy if algorithm is not None else asked.algorithm or policy
+    changes["algorithm"] = policy if algorithm is not None else requested.algorithm or policy
     estimator.set_params(**{name: value for name, value in changes.items() if value is not None})
     return estimator
 
 
 def _estimator(cls: type[M], saved: SavedFit, checkpoint: Any) -> M:
     """Return what `saved_estimator` does; a policy of the user's own is a `DescribedPolicy`."""
-    config, asked = saved.config, saved.config.asked
-    given, precisions = GivenParameters() if asked.warm_start else config.given, None
+    config, requested = saved.config, saved.config.requested
+    given, precisions = GivenParameters() if requested.warm_start else config.given, None
     with _impossible_named(saved):
         check_names(saved.manifest.feature_names, saved.manifest.data.shape[1])
         if given.precisions is not None:
             precisions = config.structure.precisions(given.precisions[1])
     starts = {"weights_init": given.weights, "means_init": given.means, "precisions_init": precisions}
-    algorithm = asked.algorithm or config.policy
-    return cls(**asked.stored | starts | {"algorithm": algorithm, "checkpoint": checkpoint})
+    algorithm = requested.algorithm or config.policy
+    return cls(**requested.stored | starts | {"algorithm": algorithm, "checkpoint": checkpoint})
 
 
 @contextmanager
@@ -174,11 +174,11 @@ def resume_estimator(
     observer : FitObserver, optional
         By default one that suits standard output.
     """
-    asked, state, policy = settings_of(estimator), saved.state, saved.config.policy
+    requested, state, policy = settings_of(estimator), saved.state, saved.config.policy
     if isinstance(policy, DescribedPolicy):
-        policy = as_policy(asked.algorithm)
+        policy = as_policy(requested.algorithm)
     needed = responsibilities_init if state.current is None and state.best is None else None
-    checked_row_arrays(policy, asked.n_components, asked.max_iter)
+    checked_row_arrays(policy, requested.n_components, requested.max_iter)
     names = saved.manifest.feature_names
     with (
         as_it_was_unless_done(estimator),
@@ -194,20 +194,20 @@ def resume_estimator(
         ) as (executor, observer, sources),
     ):
         _check_names(estimator, saved)
-        prove_access(executor.client, None, sources.named())
-        contents = Contents(saved.contents)
+        verify_access(executor.client, None, sources.named())
+        verifier = DataVerifier(saved.digests)
         _check_same(saved, sources, needed is None and state.current is not None)
-        compare_samples(sources, contents, executor, observer)
-        reopened = _reopened(state, asked.max_iter)
+        compare_samples(sources, verifier, executor, observer)
+        reopened = _reopened(state, requested.max_iter)
         if reopened.finished:
-            publish(estimator, _with_what_was_not_read(reopened, contents))
+            publish(estimator, _with_what_was_not_read(reopened, verifier))
             return
-        compiled = compiled_here(asked, sources, executor)
-        settings = replace(saved.config, asked=asked, policy=policy, compiled=compiled)
+        compiled = compiled_here(requested, sources, executor)
+        settings = replace(saved.config, requested=requested, policy=policy, compiled=compiled)
         how = f"resumed after iteration {0 if reopened.current is None else reopened.current.iteration}"
-        opening = _journal(saved, reopened, settings, sources, contents, executor)
+        opening = _state_store(saved, reopened, settings, sources, verifier, executor)
         finished, _ = run_fit(how, estimator, settings, sources, executor, observer, opening)
-    publish(estimator, _with_what_was_not_read(finished, contents))
+    publish(estimator, _with_what_was_not_read(finished, verifier))
 
 
 def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
@@ -229,10 +229,10 @@ def _check_same(saved: SavedFit, sources: FitSources, started: bool) -> None:
             check_same("X" if name == "data" else name, stored[name], found)
 
 
-def _with_what_was_not_read(state: FitState, contents: Contents) -> FitState:
+def _with_what_was_not_read(state: FitState, verifier: DataVerifier) -> FitState:
     """Return the state of an ended run with what this process found, and which chunks it did not compare."""
-    left = contents.not_read_again()
-    new = [note for note in contents.notes if note not in state.notes]
+    left = verifier.not_read_again()
+    new = [note for note in verifier.notes if note not in state.notes]
     return replace(state, notes=(*state.notes, *new, *([] if left is None else [left])))
 
 
@@ -245,23 +245,23 @@ def _reopened(state: FitState, max_iter: int) -> FitState:
 
 
 @contextmanager
-def _journal(
+def _state_store(
     saved: SavedFit,
     state: FitState,
     settings: EmSettings,
     sources: FitSources,
-    contents: Contents,
+    verifier: DataVerifier,
     executor: Executor,
-) -> Iterator[CheckpointJournal]:
-    """Open the journal that continues the run's commits."""
+) -> Iterator[CheckpointStateStore]:
+    """Open the state store that continues the run's commits."""
     warn_unless_exclusive(saved.log.objects)
     environment = numerical_environment(compiled=settings.compiled)
     state = proved(executor, saved.log.objects, sources, _with_differences(saved, state, environment))
-    asked, manifest = settings.asked, replace(saved.manifest, config=settings)
-    fields = row_fields(sources.rows, asked.n_components, settings.policy, asked.max_iter)
-    journal = CheckpointJournal(saved.log, manifest, fields, contents)
-    journal.inherit(saved, state)
-    yield journal
+    requested, manifest = settings.requested, replace(saved.manifest, config=settings)
+    fields = row_fields(sources.rows, requested.n_components, settings.policy, requested.max_iter)
+    state_store = CheckpointStateStore(saved.log, manifest, fields, verifier)
+    state_store.inherit(saved, state)
+    yield state_store
 
 
 def _with_differences(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:

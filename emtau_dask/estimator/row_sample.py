@@ -17,7 +17,7 @@ from emtau_dask.errors import features_named
 from emtau_dask.estimator.inputs import Chosen, checked_array, checked_lazy, opened_data, row_values_source
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
-from emtau_dask.execution.workers import prove_access, resident, shared_source
+from emtau_dask.execution.workers import resident, shared_source, verify_access
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.settings import MARGINALISE, missing_values
@@ -98,13 +98,13 @@ def drawn_rows(
         open_context(executor, observer or SilentObserver()) as context,
         features_named(names),
     ):
-        prove_access(client, None, FitSources(kept, kept_weights).named())
+        verify_access(client, None, FitSources(kept, kept_weights).named())
         problem = make_problem(
             kept, kept_weights, 1, structure, executor, context, compiled=False, missing=missing
         )
         size = max(1, min(size, MAX_VALUES // problem.n_features))
         sample = sample_rows(problem, seed, size)
-    drawn = DrawnRows(sample.rows, sample.weights, problem.n_present)
+    drawn = DrawnRows(sample.rows, sample.weights, problem.n_rows)
     return _completed(estimator, drawn) if missing == MARGINALISE else drawn
 
 

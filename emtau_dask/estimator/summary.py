@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +16,13 @@ from emtau_dask.errors import html_table, one_line
 from emtau_dask.mixture.linalg import read_only_copy
 
 MOST_COMPONENTS = 40
-MOST_VALUES = 3
-"""Of a mean: with more features their least, middle and largest value are shown."""
+"""Maximum components of a table; it says what is left out."""
+MOST_CHARACTERS, BETWEEN = 56, 3
+"""Maximum width of all features, so that a line of 80 has room for the rest; characters between columns."""
+DIGITS = 2
+"""Of the median deviation of a feature, which all its means are shown to."""
+MOST_DECIMALS, LARGEST = 6, 1e7
+"""Maximum decimals and magnitude of numbers without an exponent."""
 NOISE = 1e-12
 """A mean this many times smaller than its feature's other means and deviations is what rounding left of 0."""
 STOP_REASONS = MappingProxyType(
@@ -93,8 +100,6 @@ class FitSummary:
             f"lower bound: {self.lower_bound:.9g} nats per row",
             f"estimated gap: {gap_text(self.gap)}",
         ]
-        if self.feature_names is not None and len(self.feature_names) <= MOST_VALUES:
-            named.append(f"features: {', '.join(map(one_line, self.feature_names))}")
         return [*named, *(f"note: {one_line(note)}" for note in self.notes)]
 
 
@@ -106,12 +111,12 @@ class ShownComponents:
     ----------
     title : str
     headings : tuple of str
-        Of weight, mean and deviations.
+        "weight", and the names of features.
     texts : mapping of int to tuple of str
-        Under the number of a component, what stands below the headings: of all components in turn, or of
-        more than 40 of the heaviest in descending order.
+        Under the number of a component, what stands below the headings: its weight, and for each feature
+        "mean ± standard deviation". Of more than 40 components the heaviest are there, in descending order.
     left_out : str or None
-        How many are shown, where it is not all.
+        What is not shown, and how the rest was chosen.
     """
 
     title: str
@@ -121,7 +126,10 @@ class ShownComponents:
 
 
 def shown_components(summary: FitSummary) -> ShownComponents:
-    """Return the components of a summary as texts; means that are rounding noise are 0."""
+    """Return the components of a summary as texts; means that are rounding noise are 0.
+
+    Where not all features fit on a line of 80, those are shown that separate the components best.
+    """
     components = summary.components
     weights = np.array([component.weight for component in components])
     deviations = np.array([component.standard_deviations for component in components])
@@ -130,13 +138,62 @@ def shown_components(summary: FitSummary) -> ShownComponents:
     means = np.where(np.abs(means) < NOISE * scale, 0.0, means)
     k, features = means.shape
     numbers = range(k) if k <= MOST_COMPONENTS else np.argsort(-weights, kind="stable")[:MOST_COMPONENTS]
-    suffix = "" if features <= MOST_VALUES else " (min / median / max)"
+    names = [one_line(name) for name in summary.feature_names or (f"feature {j}" for j in range(features))]
+    columns = [_mean_texts(means[:, j], deviations[:, j]) for j in range(features)]
+    between = share_between_components(weights, means, deviations**2)
+    shown = _that_fit(
+        [max(map(len, [name, *column])) for name, column in zip(names, columns, strict=True)], between
+    )
+    left_out = []
+    if k > MOST_COMPONENTS:
+        left_out.append(f"the {MOST_COMPONENTS} heaviest of {k} components")
+    if len(shown) < features:
+        left_out.append(f"the {len(shown)} of {features} features that separate the components best")
     return ShownComponents(
         f"{k} components, {summary.covariance_type} covariance, {features} features",
-        ("weight", f"mean{suffix}", f"deviation{suffix}"),
-        {int(i): (f"{weights[i]:.4f}", _text(means[i]), _text(deviations[i])) for i in numbers},
-        f"the {MOST_COMPONENTS} heaviest of {k}" if k > MOST_COMPONENTS else None,
+        ("weight", *(names[j] for j in shown)),
+        {int(i): (f"{weights[i]:.4f}", *(columns[j][i] for j in shown)) for i in numbers},
+        "; ".join(left_out) or None,
     )
+
+
+def _that_fit(widths: Sequence[int], between: NDArray[np.float64]) -> Sequence[int]:
+    """Return the features whose columns fit on a line: all, or of those that separate components best."""
+    if sum(widths) + BETWEEN * len(widths) <= MOST_CHARACTERS:
+        return range(len(widths))
+    best = [int(j) for j in np.argsort(-between, kind="stable")]
+    ends = accumulate(widths[j] + BETWEEN for j in best)
+    return sorted(best[: max(1, sum(end <= MOST_CHARACTERS for end in ends))])
+
+
+def share_between_components(
+    weights: NDArray[np.float64], means: NDArray[np.float64], variances: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the share of each feature's variance in the mixture that is between components, (d,).
+
+    Parameters
+    ----------
+    weights : ndarray of shape (K,)
+    means, variances : ndarray of shape (K, d)
+    """
+    between: NDArray[np.float64] = weights @ (means - weights @ means) ** 2
+    within: NDArray[np.float64] = weights @ variances
+    total = between + within
+    return np.divide(between, total, out=np.zeros_like(total), where=total > 0)
+
+
+def _mean_texts(means: NDArray[np.float64], deviations: NDArray[np.float64]) -> list[str]:
+    """Return "mean ± deviation" of a feature in each component, to the same decimals where that is short."""
+    typical, largest = float(np.median(deviations)), float(np.abs(means).max() + deviations.max())
+    decimals = DIGITS - 1 - math.floor(math.log10(typical)) if typical > 0 else 0
+    if decimals > MOST_DECIMALS or not largest < LARGEST:
+        return [f"{mean:.4g} ± {deviation:.2g}" for mean, deviation in zip(means, deviations, strict=True)]
+    decimals = max(decimals, 0)
+    texts = []
+    for mean, deviation in zip(means, deviations, strict=True):
+        spread = f"{deviation:.{decimals}f}" if deviation >= 10.0**-decimals else f"{deviation:.1g}"
+        texts.append(f"{mean:.{decimals}f} ± {spread}")
+    return texts
 
 
 def summary_of(estimator: Any) -> FitSummary:
@@ -173,9 +230,3 @@ def gap_text(gap: float | None) -> str:
     if gap is None or not np.isfinite(gap):
         return "not known"
     return f"{gap:.2g} nats per row to where it would end"
-
-
-def _text(values: NDArray[np.float64]) -> str:
-    if len(values) <= MOST_VALUES:
-        return ", ".join(f"{value:.4g}" for value in values)
-    return f"{values.min():.3g} / {np.median(values):.3g} / {values.max():.3g}"

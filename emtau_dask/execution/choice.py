@@ -38,14 +38,14 @@ def choose_executor() -> Executor:
 
 
 def here() -> Executor:
-    """Return an executor of this process, whatever its clients, with threads that no other task waits for.
+    """Return an executor in this process, whatever its clients.
 
-    In a task of dask, and in any other thread than the main one, it is the calling thread: all of the
-    machine's threads may be at work beside it.
+    In a task of dask, and in any thread but the main one, it computes in the calling thread: all of the
+    machine's threads may be busy with other tasks.
     """
-    first = threading.current_thread() is threading.main_thread() and parent_process() is None
+    is_main = threading.current_thread() is threading.main_thread() and parent_process() is None
     threads = threads_of_process()
-    return ThreadExecutor(threads) if first and threads > 1 else one_thread()
+    return ThreadExecutor(threads) if is_main and threads > 1 else one_thread()
 
 
 def compute_collections(what: str, *collections: Any) -> tuple[Any, ...]:
@@ -54,7 +54,7 @@ def compute_collections(what: str, *collections: Any) -> tuple[Any, ...]:
     Parameters
     ----------
     what : str
-        What waits for it, for messages.
+        What waits for the values, for messages.
     *collections : dask collection
 
     Raises

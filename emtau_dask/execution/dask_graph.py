@@ -1,4 +1,4 @@
-"""Passes that dask computes elsewhere, and what is said and done while a cluster's workers are away."""
+"""Passes that dask computes in other processes, and the monitor of a cluster's workers."""
 
 from __future__ import annotations
 
@@ -24,39 +24,38 @@ from emtau_dask.execution.scheduler import cluster_errors, local_threads
 from emtau_dask.interrupts import Stop, interruptible_at_once
 from emtau_dask.process import software
 
-LOOK_SECONDS = 2.0
-LEAVE_SECONDS = 1.0
-"""How long the end waits for the thread that looks, which may wait for a scheduler that is gone."""
+POLL_SECONDS, JOIN_SECONDS = 2.0, 1.0
+"""Interval of the monitor, and maximum wait for it at the end: it may be waiting for a lost scheduler."""
 PATIENCE_SECONDS = 60.0
-"""How long a computation goes on while workers die and none of its tasks gets done."""
-SETTLED_SECONDS = 30.0
-"""A worker that has been there for so long is not one of those that die again and again."""
-NAMED = 3
-"""Workers that a message names, at most: the last ones."""
-PROGRESS_SECONDS, PROGRESS_LEAVE_SECONDS = 1.0, 5.0
+"""Maximum time that a computation goes on while workers die and no task is done."""
+STABLE_SECONDS = 30.0
+"""Minimum life of a worker that does not count as one that dies again and again."""
+MAX_NAMED = 3
+"""Maximum number of workers that a message names, the last ones."""
+PROGRESS_SECONDS, PROGRESS_JOIN_SECONDS = 1.0, 5.0
+"""Interval of progress reports, and maximum wait for the last one."""
 NOT_DONE = ("waiting", "queued", "no-worker", "processing")
 """States of tasks that have not run."""
 T = TypeVar("T")
 
 
 @contextmanager
-def looking(look: Callable[[threading.Event], None], name: str, leave_seconds: float) -> Iterator[None]:
-    """Run ``look`` in a thread beside the block.
+def in_background(poll: Callable[[threading.Event], None], name: str, join_seconds: float) -> Iterator[None]:
+    """Run ``poll`` in a thread during the block.
 
-    It is given the event that the block is over, after which it is waited for so long: it may wait for a
-    scheduler that is gone.
+    Its argument is the event that the block is over. Then it is waited for at most ``join_seconds``.
     """
     over = threading.Event()
-    thread = threading.Thread(target=look, args=(over,), name=name, daemon=True)
+    thread = threading.Thread(target=poll, args=(over,), name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join(leave_seconds)
+        thread.join(join_seconds)
 
 
-def _none_message(client: Any, what: str) -> str:
+def _no_workers_message(client: Any, what: str) -> str:
     address = client.scheduler.address
     return (
         f"the scheduler at {address} has no workers: {what} waits until there is one. Start one (dask worker "
@@ -67,17 +66,17 @@ def _none_message(client: Any, what: str) -> str:
 
 
 def _workers(client: Any) -> set[str] | None:
-    """Return the addresses of the workers that the scheduler has; None where it says nothing."""
+    """Return the addresses of the scheduler's workers; None if it does not answer."""
     with suppress(Exception):
         return set(client.nthreads())
     return None
 
 
-def _tasks_question() -> Callable[..., int | None]:
-    """Return what a scheduler runs. Being local, it travels as code: the scheduler may lack this package."""
+def _count_tasks() -> Callable[..., int | None]:
+    """Return a function for the scheduler: a local one, which travels as code, if it lacks this package."""
 
-    def left(keys: list[Any], dask_scheduler: Any = None) -> int | None:
-        """Return how many tasks have to run for ``keys``; None where it does not know them (yet)."""
+    def n_tasks(keys: list[Any], dask_scheduler: Any = None) -> int | None:
+        """Return how many tasks have to run for ``keys``; None if the scheduler does not know them (yet)."""
         waiting = [dask_scheduler.tasks.get(key) for key in keys]
         if None in waiting:
             return None
@@ -89,55 +88,55 @@ def _tasks_question() -> Callable[..., int | None]:
                 waiting.extend(task.dependencies)
         return len(found)
 
-    return left
+    return n_tasks
 
 
 def _closed(client: Any) -> list[str]:
-    """Return the workers that the client's own cluster was to have, where it has closed all of them.
+    """Return the workers of the client's own cluster if it has closed all of them, else none.
 
-    Dask's clusters that start their workers close one that is gone for ``lost-worker-timeout``.
+    A cluster that starts its workers closes one that is away for longer than dask's ``lost-worker-timeout``.
     """
     wanted = getattr(client.cluster, "worker_spec", None)
     return [] if not wanted or client.cluster.workers else [str(name) for name in wanted]
 
 
-class _Watch:
-    """What is seen of a cluster's workers while a computation waits for them.
+class _WorkerMonitor:
+    """Observes a cluster's workers while a computation waits for them.
 
     Attributes
     ----------
     keys : list of Hashable
-        Of what is computed, once they are known.
+        Keys of the results, once they are known.
     error : Exception or None
-        What to raise: a warning that is an error by the user's filters, or why the computation was ended.
+        The error to raise: a warning that the user's filters make an error, or why the computation was ended.
     """
 
     def __init__(self, client: Any, what: str) -> None:
         self.keys: list[Hashable] = []
         self.error: Exception | None = None
         self._client, self._what, self._line = client, what, line_of_user()
-        self._first_seen: dict[str, float] = {}
-        self._most = 0
+        self._seen_since: dict[str, float] = {}
+        self._max_workers = 0
         self._lost: list[str] = []
-        self._done_more(None)
+        self._restart(None)
 
-    def _done_more(self, left: int | None) -> None:
-        """Begin to wait anew; ``left`` tasks have to run."""
-        self._left, self._since, self._lost_before = left, time.monotonic(), len(self._lost)
+    def _restart(self, waiting: int | None) -> None:
+        """Restart the clock after progress; ``waiting`` tasks have to run."""
+        self._waiting, self._since, self._lost_before = waiting, time.monotonic(), len(self._lost)
 
-    def look(self, over: threading.Event) -> None:
-        """Look until the computation is over, or ended here."""
+    def poll(self, over: threading.Event) -> None:
+        """Observe the workers until the computation is over, or cancel it if it cannot go on."""
         warned = False
-        while not over.wait(LOOK_SECONDS):
+        while not over.wait(POLL_SECONDS):
             workers = _workers(self._client)
             if workers is None or over.is_set():
                 continue
             if not workers and not warned:
                 self._warn()
             warned = not workers
-            self._note(workers)
-            if self._hopeless():
-                self.error = ClusterError(self._why())
+            self._update(workers)
+            if self._is_stuck():
+                self.error = ClusterError(self._message())
                 self._client.cancel(
                     [sys.modules["distributed"].Future(key, self._client) for key in self.keys]
                 )
@@ -145,47 +144,47 @@ class _Watch:
 
     def _warn(self) -> None:
         try:
-            warn_user(_none_message(self._client, self._what), line=self._line)
+            warn_user(_no_workers_message(self._client, self._what), line=self._line)
         except Warning as error:
             self.error = error
 
-    def _note(self, workers: set[str]) -> None:
-        """Note which workers are there, and whether more is done than before."""
+    def _update(self, workers: set[str]) -> None:
+        """Update the lists of workers, and restart the clock if tasks were done."""
         now = time.monotonic()
-        self._lost += sorted(self._first_seen.keys() - workers)
-        self._first_seen = {worker: self._first_seen.get(worker, now) for worker in workers}
-        self._most = max(self._most, len(workers))
-        if self._left is not None and not self._lost_meanwhile:
+        self._lost += sorted(self._seen_since.keys() - workers)
+        self._seen_since = {worker: self._seen_since.get(worker, now) for worker in workers}
+        self._max_workers = max(self._max_workers, len(workers))
+        if self._waiting is not None and not self._recently_lost:
             return
-        left = None
-        with suppress(Exception):  # A scheduler may run no functions for clients: then nothing is ended.
-            left = self._client.run_on_scheduler(_tasks_question(), self.keys)
-        if left is None or self._left is None or left < self._left:
-            self._done_more(left)
+        waiting = None
+        with suppress(Exception):  # A scheduler may run no functions for clients: then nothing is cancelled.
+            waiting = self._client.run_on_scheduler(_count_tasks(), self.keys)
+        if waiting is None or self._waiting is None or waiting < self._waiting:
+            self._restart(waiting)
 
-    def _hopeless(self) -> bool:
-        """Return whether for long nothing was done, and either new workers died as well or none will come."""
+    def _is_stuck(self) -> bool:
+        """Return whether no task was done for long, and new workers died as well or none will come."""
         now = time.monotonic()
         if now - self._since < PATIENCE_SECONDS:
             return False
-        if any(now - seen >= SETTLED_SECONDS for seen in self._first_seen.values()):
+        if any(now - seen >= STABLE_SECONDS for seen in self._seen_since.values()):
             return False
-        return self._lost_meanwhile > self._most or bool(self._lost and _closed(self._client))
+        return self._recently_lost > self._max_workers or bool(self._lost and _closed(self._client))
 
     @property
-    def _lost_meanwhile(self) -> int:
+    def _recently_lost(self) -> int:
         return len(self._lost) - self._lost_before
 
-    def _why(self) -> str:
+    def _message(self) -> str:
         address, seconds = self._client.scheduler.address, time.monotonic() - self._since
-        happened = f"{self._lost_meanwhile} workers were lost, of at most {self._most} at a time"
+        happened = f"{self._recently_lost} workers were lost, of at most {self._max_workers} at a time"
         if closed := _closed(self._client):
             limit = dask.config.get("distributed.deploy.lost-worker-timeout")
             happened = (
                 f"the cluster has closed its workers {', '.join(closed)}, each of which was away for longer "
                 f"than dask's distributed.deploy.lost-worker-timeout ({limit})"
             )
-        last = f" (the last: {', '.join(self._lost[-NAMED:])})" if self._lost else ""
+        last = f" (the last: {', '.join(self._lost[-MAX_NAMED:])})" if self._lost else ""
         return (
             f"the workers of {address} die again and again: for {seconds:.0f} s no task of {self._what} "
             f"was done, and {happened}{last}. Their logs say why they die. Mostly it is memory: raise "
@@ -202,44 +201,44 @@ def computed(client: Any, what: str, *collections: Any) -> tuple[Any, ...]:
     client : distributed.Client or None
         None for what dask's own precedence chooses.
     what : str
-        What waits for it, for messages.
+        What waits for the values, for messages.
     *collections : dask collection
 
     Raises
     ------
     ClusterError
-        The cluster failed, or its workers die again and again: for a minute no task was done, and none of
-        the workers stayed.
+        The cluster failed, or its workers die again and again: for a minute no task was done, and no worker
+        stayed.
 
     Warns
     -----
     UserWarning
-        The cluster has no workers; within some seconds, and once until there are workers again.
+        The cluster has no workers; once, until there are workers again.
     """
     if client is None:
         with cluster_errors():
             return tuple(dask.compute(*collections, traverse=False))
-    watch = _Watch(client, what)
+    monitor = _WorkerMonitor(client, what)
 
     def get(graph: Any, keys: Any, **options: Any) -> Any:
-        watch.keys = list(flatten([keys]))
+        monitor.keys = list(flatten([keys]))
         return client.get(graph, keys, **options)
 
     with cluster_errors():
         try:
-            with looking(watch.look, "emtau-workers", LEAVE_SECONDS):
+            with in_background(monitor.poll, "emtau-workers", JOIN_SECONDS):
                 found = dask.compute(*collections, traverse=False, scheduler=get)
         except CancelledError as error:
-            if watch.error is not None:
-                raise watch.error from error
+            if monitor.error is not None:
+                raise monitor.error from error
             raise
-    if watch.error is not None:
-        raise watch.error
+    if monitor.error is not None:
+        raise monitor.error
     return tuple(found)
 
 
 def warn_without_workers(client: Any, what: str) -> None:
-    """Warn where a client's cluster has no workers now.
+    """Warn if a client's cluster has no workers now.
 
     Parameters
     ----------
@@ -248,11 +247,11 @@ def warn_without_workers(client: Any, what: str) -> None:
         What will wait for one.
     """
     if client is not None and _workers(client) == set():
-        warn_user(_none_message(client, what))
+        warn_user(_no_workers_message(client, what))
 
 
-def _progress_question() -> Callable[..., dict[str, int] | None]:
-    """Return what a scheduler runs. Being local, it travels as code: the scheduler may lack this package."""
+def _task_states() -> Callable[..., dict[str, int] | None]:
+    """Return a function for the scheduler; see `_count_tasks`."""
 
     def states(layer: str, dask_scheduler: Any = None) -> dict[str, int] | None:
         group = dask_scheduler.task_groups.get(layer)
@@ -262,7 +261,7 @@ def _progress_question() -> Callable[..., dict[str, int] | None]:
 
 
 def chunks_of_states(states: Mapping[str, int], n_chunks: int) -> int:
-    """Return about how many chunks are done, where tasks of equal numbers of chunks are in these states."""
+    """Return about how many chunks are done if all tasks, by state, have equally many chunks."""
     n_tasks = sum(states.values())
     waiting = sum(states.get(state, 0) for state in NOT_DONE)
     return n_chunks * (n_tasks - waiting) // n_tasks if n_tasks else 0
@@ -270,32 +269,32 @@ def chunks_of_states(states: Mapping[str, int], n_chunks: int) -> int:
 
 @contextmanager
 def counted(client: Any, graph: PassGraph, observer: PassObserver) -> Iterator[None]:
-    """Tell ``observer`` of chunks while the block computes a graph on a cluster, and of all at its end.
+    """Report chunks to ``observer`` while the block computes a graph on a cluster, and the rest at its end.
 
-    A scheduler that does not answer, or runs no functions for clients, is not asked again in this pass.
+    If the scheduler does not answer, or runs no functions for clients, the rest are reported at the end only.
     """
     n_chunks = sum(map(len, graph.chunks_of.values()))
-    told = 0
+    reported = 0
 
-    def look(over: threading.Event) -> None:
-        nonlocal told
-        question = _progress_question()
+    def poll(over: threading.Event) -> None:
+        nonlocal reported
+        task_states = _task_states()
         with suppress(Exception):
             while not over.wait(PROGRESS_SECONDS):
-                states = client.run_on_scheduler(question, graph.layer)
+                states = client.run_on_scheduler(task_states, graph.layer)
                 done = 0 if states is None else chunks_of_states(states, n_chunks)
-                if done > told and not over.is_set():
-                    observer.chunks_done(done - told)
-                    told = done
+                if done > reported and not over.is_set():
+                    observer.chunks_done(done - reported)
+                    reported = done
 
-    with looking(look, "emtau-progress", PROGRESS_LEAVE_SECONDS):
+    with in_background(poll, "emtau-progress", PROGRESS_JOIN_SECONDS):
         yield
-    observer.chunks_done(n_chunks - told)
+    observer.chunks_done(n_chunks - reported)
 
 
 @dataclass(frozen=True, eq=False)
 class GraphExecutor:
-    """Runs passes by the scheduler that dask's own precedence chooses, in other processes.
+    """Runs passes in other processes, by the scheduler that dask's own precedence chooses.
 
     Attributes
     ----------
@@ -312,7 +311,7 @@ class GraphExecutor:
 
     @property
     def threads(self) -> int:
-        """As many as dask would use in this process."""
+        """The threads that dask would use in this process."""
         return local_threads()
 
     @property

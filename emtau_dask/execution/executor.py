@@ -1,8 +1,8 @@
-"""The port of executors: a task mapped over chunks, a fixed tree of merges; and reading ahead.
+"""The port of executors, which map a task over chunks and merge the results; reading ahead.
 
-Every task of a pass that has its chunk in hand has one more read: the next of its
-batch, or the first of the next task's. So about as many chunks are ahead as
-there are tasks under way, and the bytes of all of them are bounded.
+A task that has its chunk begins the read of one more: the next chunk of its batch, or
+the first chunk of a later task. So about as many chunks are read ahead as tasks run,
+and the bytes of all of them are bounded.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from typing import Any, Generic, Protocol, TypeVar
 from emtau_dask.interrupts import LEAVE_SECONDS, Calls, Stop, Threads
 
 L = TypeVar("L")
-READERS = 32
-"""Threads that read ahead for a pass, at most."""
+MAX_READERS = 32
+"""Maximum number of threads that read ahead for a pass."""
 T = TypeVar("T")
 
 
 class PassObserver(Protocol):
-    """Told of a pass and its chunks; must not raise."""
+    """Is notified of a pass and its chunks; must not raise."""
 
     def stage(self, name: str, chunks: int) -> None:
         """A pass over ``chunks`` chunks begins."""
         ...
 
     def chunks_done(self, count: int) -> None:
-        """So many of them are done; may be called from another thread."""
+        """``count`` more chunks are done; may be called from another thread."""
         ...
 
 
 @dataclass(frozen=True)
 class AheadBudget:
-    """How much may be read ahead.
+    """The limit of reading ahead.
 
     Attributes
     ----------
     limit : int
-        Bytes held at a time.
+        Maximum bytes of chunks that are read ahead.
     sizes : mapping of int to int
-        Bytes that each chunk takes once it is read, by chunk.
+        Bytes of each chunk after it is read, by chunk.
     """
 
     limit: int
@@ -55,14 +55,14 @@ class AheadBudget:
 
 
 class ReadAhead(Generic[L]):
-    """Returns loaded chunks, and reads the next ones before they are asked for; for any number of threads.
+    """Returns loaded chunks, and reads the next ones ahead; for any number of threads.
 
-    On leaving its context nothing more is read ahead, what was is let go, and no thread is left.
+    At the end of its context reading ends, chunks that were read ahead are dropped, and threads are joined.
 
     Parameters
     ----------
     read : callable (int) -> L
-        Reads a chunk; called once for each chunk that is taken.
+        Reads a chunk; called once for each chunk.
     budget : AheadBudget
     """
 
@@ -76,7 +76,7 @@ class ReadAhead(Generic[L]):
         self._readers: Threads | None = None
 
     def __enter__(self) -> ReadAhead[L]:
-        self._readers = Threads(READERS, "emtau-read-ahead")
+        self._readers = Threads(MAX_READERS, "emtau-read-ahead")
         return self
 
     def __exit__(
@@ -90,13 +90,13 @@ class ReadAhead(Generic[L]):
         readers.end(LEAVE_SECONDS if isinstance(error, KeyboardInterrupt) else math.inf)
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
-        """Learn what will be taken: the chunks of each task, in the order in which tasks will run."""
+        """Set the chunks of each task, in the order in which tasks will run."""
         with self._lock:
             self._after = {chunk: following for batch in batches for chunk, following in pairwise(batch)}
             self._firsts = deque(batch[0] for batch in batches)
 
     def take(self, chunk: int) -> L:
-        """Return what reading ``chunk`` gives, or raise what it raises; then one more is read ahead."""
+        """Return a chunk, or raise the error of its read; then begin to read one more ahead."""
         with self._lock:
             self._begun.add(chunk)
             reading = self._ahead.pop(chunk, None)
@@ -106,7 +106,7 @@ class ReadAhead(Generic[L]):
         return value
 
     def _begin_one(self, taken: int) -> None:
-        """Begin to read what follows ``taken``, where there is room."""
+        """Begin to read the chunk after ``taken``, if there is room."""
         if self._readers is None:
             return
         chunk = self._after.get(taken)
@@ -115,14 +115,14 @@ class ReadAhead(Generic[L]):
             chunk = None if first in self._begun else first
         if chunk is None:
             return
-        held = sum(self._budget.sizes[other] for other in self._ahead)
-        if held + self._budget.sizes[chunk] <= self._budget.limit:
+        ahead = sum(self._budget.sizes[other] for other in self._ahead)
+        if ahead + self._budget.sizes[chunk] <= self._budget.limit:
             self._ahead[chunk] = Calls(self._readers.submit, self._stop)
             self._ahead[chunk].begin(chunk, partial(self._read, chunk))
 
 
 class ChunkInput(Protocol):
-    """The part of a `Source` that says what a chunk's task depends on."""
+    """The dependencies of tasks on a `Source`."""
 
     @property
     def addressable(self) -> bool:
@@ -152,25 +152,25 @@ class _NoSource:
 
 
 NO_SOURCE: ChunkInput = _NoSource()
-"""Stands in the place of an input that a task does not have."""
+"""Used instead of an input that a task does not have."""
 
 
 class ReadingTask(ABC, Generic[L, T]):
-    """A task of a chunk in three steps.
+    """A task of a chunk in three steps: `read`, which may be called ahead, `compute` and `finish`.
 
-    The first may be done ahead. The third is done once for all chunks that share a task.
+    Chunks that share a task are read and computed one by one, and finished together.
     """
 
     @abstractmethod
     def read(self, item: Any, *blocks: Any) -> L:
-        """Return all that ``compute`` needs from storage."""
+        """Return everything that ``compute`` needs from storage."""
 
     @abstractmethod
     def compute(self, item: Any, found: L) -> T:
-        """Return the task's result from what ``read`` returned."""
+        """Return the result from the return value of ``read``."""
 
     def finish(self, result: T) -> T:
-        """Do what is left to do for all chunks of a task, whose merged ``result`` this is; return it."""
+        """Complete a task whose chunks have the merged ``result``, and return the result."""
         return result
 
 
@@ -179,13 +179,13 @@ Task = Callable[..., T] | ReadingTask[Any, T]
 
 @dataclass(frozen=True, eq=False)
 class MapReduce(Generic[T]):
-    """What a pass over chunks computes: a task for each chunk, and how results merge.
+    """A pass over chunks: a task for each chunk, and the merge of results.
 
     Attributes
     ----------
     task : callable (item, *blocks) -> T, or ReadingTask
         ``blocks`` are the computed references of the chunk, a list for each
-        source. What a `ReadingTask` reads may be read ahead of its turn.
+        source. The reads of a `ReadingTask` may be done ahead.
     merge : callable (iterable of T) -> T
         Called with results in the order of their chunks, `FAN_IN` at most.
     sources : sequence of ChunkInput
@@ -198,13 +198,13 @@ class MapReduce(Generic[T]):
     stage : str
         Names the pass to the observer.
     costs : mapping of int to float, optional
-        Roughly the numbers that a chunk's task reads and scores; by default
-        nothing but what every chunk costs.
+        Approximate number of values that a chunk's task reads and scores, in
+        addition to the fixed cost of a chunk; by default 0.
     ahead : AheadBudget, optional
-        What may be read ahead where tasks run in this process; by default nothing.
+        The limit of reading ahead if tasks run in this process; by default nothing is read ahead.
     interpreted : bool, default=False
-        Whether tasks hold the interpreter's lock for most of their time. Threads would wait for each other;
-        in this process one does it all, in less time.
+        Whether tasks hold the interpreter's lock for most of their time. In this process one thread then runs
+        them all, which is faster.
     """
 
     task: Task[T]
@@ -224,42 +224,42 @@ class MapReduce(Generic[T]):
 
 
 class Executor(Protocol):
-    """Runs passes somewhere; chosen once for a fit, by `choose_executor`."""
+    """Runs passes; `choose_executor` chooses one for each fit."""
 
     @property
     def client(self) -> Any:
-        """The distributed client whose workers run tasks; None where there is none."""
+        """The distributed client whose workers run tasks; None if there is none."""
         ...
 
     @property
     def in_process(self) -> bool:
-        """Whether tasks run in this process, and see its memory."""
+        """Whether tasks run in this process and share its memory."""
         ...
 
     @property
     def threads(self) -> int:
-        """Threads that this process may use for what it does between passes."""
+        """Number of threads that this process may use between passes."""
         ...
 
     @property
     def workers(self) -> int:
-        """Roughly how many tasks run at a time, at least 1."""
+        """Approximate number of tasks that run at a time, at least 1."""
         ...
 
     def map_reduce(self, work: MapReduce[T], observer: PassObserver) -> T | None:
         """Run the task of each chunk, and merge the results by the tree of chunk numbers.
 
-        Where every source is addressable, consecutive small chunks travel in one task.
+        If every source is addressable, consecutive small chunks share a task.
 
         Returns
         -------
         T or None
-            None where there are no chunks.
+            None if there are no chunks.
 
         Raises
         ------
         ClusterError
-            The cluster failed. What a task raises comes out as it is.
+            The cluster failed. Errors of tasks are raised unchanged.
 
         Warns
         -----

@@ -1,7 +1,7 @@
 """The merge tree by chunk number, and a pass as a dask graph.
 
-A node's place depends on chunk numbers alone, so a chunk merges with the same
-neighbours whichever chunks are absent, and whoever computes them.
+A node depends on chunk numbers alone, so a chunk merges with the same neighbours
+whatever other chunks are absent, and wherever they are computed.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ from emtau_dask.process import OWN, other_versions, software, this_process
 
 T = TypeVar("T")
 FAN_IN = 8
+"""Maximum number of results that merge at once."""
 TASKS_WANTED = 12
 MIN_BATCH_COST, MAX_BATCH_COST = 2**19, 2**22
-"""In numbers: as many as MAX_BATCH_COST take about 0.2 s, beside which the 2 ms that a cluster's
-scheduler spends on a task are small (`benchmarks/scheduling.py`)."""
+"""Minimum and maximum cost of a batch (values); within these limits a pass has about 12 tasks. 2**22 values
+take about 0.2 s, and a cluster's scheduler takes 2 ms for each task (`benchmarks/scheduling.py`)."""
 ENOUGH_TASKS = 1000
-"""A node that costs at most this part of a pass is not divided, however much that is; so equal chunks
-make at most FAN_IN times as many. A scheduler handles them one by one (`benchmarks/cluster_tasks.py`)."""
+"""A node of less than 1/1000 of a pass is not divided, whatever its cost; so equal chunks make at most FAN_IN
+times as many tasks. A scheduler handles tasks one by one (`benchmarks/cluster_tasks.py`)."""
 CHUNK_COST = 2**14
-"""What a chunk costs beside its numbers: a read from zarr takes about a millisecond."""
-MOST_CHUNKS = FAN_IN**3
-"""Chunks of a task, at most: it may hold their row state until it ends."""
-CARRIED_BYTES = 2**16
-"""Of what tasks need, at most, for each of them to carry it where it depends on blocks. Distributed
-lets a task run only where one of its dependencies is. Were what tasks need one of them, they would
-run where it is, and the blocks be moved there; beyond this size that is the lesser evil."""
+"""Fixed cost of a chunk (values): a read from zarr takes about a millisecond."""
+MAX_CHUNKS = FAN_IN**3
+"""Maximum chunks of a task, which may keep their row state in memory until it ends."""
+MAX_CARRIED_BYTES = 2**16
+"""Maximum size of a payload (bytes) that each task carries if it depends on blocks. Distributed runs a task
+where one of its dependencies is. A larger payload is a dependency itself, and blocks may be moved to it."""
 
 
 class Payload(Generic[T]):
-    """The pickle of a value, which other processes pass on as it is.
+    """The pickle of a value, which other processes pass on unchanged.
 
-    A worker that has a task's result sends it to others while tasks of its own
-    use it. To pickle then what tasks use is unsafe: zarr's codecs, for one, keep
-    what they make at their first use in their ``__dict__``, and pickle does not
-    bear a dictionary that grows. (Distributed then waits for ever for the result.)
-    And a cluster's scheduler, which unpickles every graph, need not unpickle
-    what is in it.
+    A worker may send a value to others while its own tasks use it, and to pickle it
+    then is unsafe. For example, zarr's codecs add to their ``__dict__`` at their
+    first use, and pickle fails for a dictionary that grows. (Distributed then waits
+    for the result for ever.) A cluster's scheduler, which unpickles every graph,
+    does not unpickle the value.
 
     Parameters
     ----------
@@ -60,7 +59,7 @@ class Payload(Generic[T]):
     buffers : sequence of buffer
         These contents.
     made_with : mapping of str to str, optional
-        The `software` of the process that made it. Another one with another version of this
+        The `software` of the process that made it. A process with another version of this
         package does not unpickle it.
     """
 
@@ -69,8 +68,8 @@ class Payload(Generic[T]):
     ) -> None:
         self._pickled, self._buffers = pickled, buffers
         self._made_with = made_with
-        self._opening = threading.Lock()
-        self._opened: list[T] = []
+        self._lock = threading.Lock()
+        self._unpickled: list[T] = []
 
     @classmethod
     def of(
@@ -85,9 +84,9 @@ class Payload(Generic[T]):
         ----------
         value : object
         dumps : callable
-            ``pickle.dumps`` takes a tenth of the time, for what all processes can import.
+            ``pickle.dumps`` takes a tenth of the time, for types that all processes can import.
         made_with : mapping of str to str, optional
-            What `software` returns here, to be compared where it is unpickled.
+            The `software` of this process, which is compared before unpickling.
         """
         buffers: list[pickle.PickleBuffer] = []
         pickled = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
@@ -95,29 +94,29 @@ class Payload(Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that other processes get."""
+        """Bytes that are sent to other processes."""
         return len(self._pickled) + sum(pickle.PickleBuffer(buffer).raw().nbytes for buffer in self._buffers)
 
     @property
     def value(self) -> T:
-        """The same object for all threads.
+        """The value; the same object for all threads.
 
         Raises
         ------
         ClusterError
             This process cannot unpickle it.
         """
-        with self._opening:
-            if not self._opened:
+        with self._lock:
+            if not self._unpickled:
                 self._check_version()
                 try:
-                    self._opened.append(pickle.loads(self._pickled, buffers=self._buffers))
+                    self._unpickled.append(pickle.loads(self._pickled, buffers=self._buffers))
                 except Exception as error:
-                    raise ClusterError(self._unopened(error)) from error
-            return self._opened[0]
+                    raise ClusterError(self._unpickling_message(error)) from error
+            return self._unpickled[0]
 
     def _check_version(self) -> None:
-        """Raise `ClusterError` where this process has another version of the package."""
+        """Raise `ClusterError` if this process has another version of the package."""
         if self._made_with is None:
             return
         mine = software()
@@ -132,22 +131,24 @@ class Payload(Generic[T]):
 
     @contextmanager
     def in_use(self) -> Iterator[T]:
-        """Give the value; what fails in a process with other versions of packages is a `ClusterError`.
+        """Yield the value; errors of the block in a process with other package versions are `ClusterError`.
 
-        Not what is the data's or the fit's own: errors of this package, but for state that cannot be read.
+        Errors of this package are unchanged, except for row state that cannot be read.
         """
         value = self.value
         try:
             yield value
         except Exception as error:
-            why = self._other_versions()
-            if not why or (isinstance(error, EmtauError) and not isinstance(error, CheckpointCorruptError)):
+            versions = self._other_versions()
+            if not versions or (
+                isinstance(error, EmtauError) and not isinstance(error, CheckpointCorruptError)
+            ):
                 raise
             raise ClusterError(
-                f"{this_process()} failed ({type(error).__name__}: {error}). {why.rstrip()}"
+                f"{this_process()} failed ({type(error).__name__}: {error}). {versions.rstrip()}"
             ) from error
 
-    def _unopened(self, error: Exception) -> str:
+    def _unpickling_message(self, error: Exception) -> str:
         return (
             f"{this_process()} cannot unpickle what tasks need ({type(error).__name__}: {error}). "
             f"{self._other_versions()}All that it refers to, such as a policy of your own, must be "
@@ -159,19 +160,19 @@ class Payload(Generic[T]):
         return Payload, (self._pickled, buffers, self._made_with)
 
 
-def in_use(thing: T | Payload[T]) -> AbstractContextManager[T]:
-    """Give the value of a payload, as by `Payload.in_use`; anything else as it is."""
-    return thing.in_use() if isinstance(thing, Payload) else nullcontext(thing)
+def in_use(value: T | Payload[T]) -> AbstractContextManager[T]:
+    """Yield the value of a payload as `Payload.in_use` does, and any other value unchanged."""
+    return value.in_use() if isinstance(value, Payload) else nullcontext(value)
 
 
-def opened(thing: T | Payload[T]) -> T:
-    """Return the value of a payload; anything else as it is."""
-    return thing.value if isinstance(thing, Payload) else thing
+def unpickled(value: T | Payload[T]) -> T:
+    """Return the value of a payload, and any other value unchanged."""
+    return value.value if isinstance(value, Payload) else value
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Chunks that one task processes: all of those present below one node of the merge tree.
+    """The chunks of one task: all present chunks below one node of the merge tree.
 
     Attributes
     ----------
@@ -189,12 +190,12 @@ class Batch:
 
     @property
     def node(self) -> Node:
-        """The node whose chunks these are."""
+        """The node of these chunks."""
         return self.level, self.number
 
 
 def children(level: int, chunks: Sequence[int]) -> Iterator[Batch]:
-    """Yield the nodes of ``level`` that hold ``chunks`` (ascending)."""
+    """Yield the nodes of ``level`` above ``chunks`` (ascending)."""
     groups: dict[int, list[int]] = {}
     for chunk in chunks:
         groups.setdefault(chunk // FAN_IN**level, []).append(chunk)
@@ -203,15 +204,14 @@ def children(level: int, chunks: Sequence[int]) -> Iterator[Batch]:
 
 
 def batches_of(costs: Mapping[int, float]) -> list[Batch]:
-    """Return the batches in which chunks travel: the largest nodes of the tree that are small enough.
+    """Return the batches of chunks that share a task: the largest nodes of the tree that are small enough.
 
-    Which chunks share a task changes no bit of the result: a batch merges
-    exactly as the tree would have merged its chunks.
+    The batches do not change the bits of the result: a batch merges its chunks as the tree does.
 
     Parameters
     ----------
     costs : mapping of int to float
-        By chunk: roughly the numbers that its task reads and scores.
+        Approximate number of values that a task reads and scores, by chunk.
     """
     chunks = sorted(costs)
     upto = [0.0, *accumulate([costs[chunk] + CHUNK_COST for chunk in chunks])]
@@ -220,10 +220,10 @@ def batches_of(costs: Mapping[int, float]) -> list[Batch]:
     found: list[Batch] = []
 
     def divide(level: int, number: int, begin: int, end: int) -> None:
-        """Add the batches of the node that holds ``chunks[begin:end]``."""
+        """Add the batches of the node of ``chunks[begin:end]``."""
         if end == begin + 1:
             found.append(Batch(0, chunks[begin], (chunks[begin],)))
-        elif upto[end] - upto[begin] <= limit and end - begin <= MOST_CHUNKS:
+        elif upto[end] - upto[begin] <= limit and end - begin <= MAX_CHUNKS:
             found.append(Batch(level, number, tuple(chunks[begin:end])))
         else:
             width = FAN_IN ** (level - 1)
@@ -246,15 +246,15 @@ Node = tuple[int, int]
 
 @dataclass(frozen=True)
 class MergeTree:
-    """How the results of batches become one.
+    """The merges of the results of batches.
 
     Attributes
     ----------
     root : Node
-        Whose result is that of the pass.
+        The node with the result of the pass.
     children : mapping of Node to tuple of Node
-        The nodes that are merged into each, in the order of their chunks; children come before parents. A
-        node with one child is that child.
+        The children of each node, in the order of their chunks; children come before parents. A node with one
+        child is replaced by that child.
     """
 
     root: Node
@@ -262,7 +262,7 @@ class MergeTree:
 
 
 def merge_tree(batches: Iterable[Batch]) -> MergeTree:
-    """Return the tree above batches, of which there is at least one."""
+    """Return the tree above at least one batch."""
     given: dict[int, dict[int, Node]] = {}
     for batch in batches:
         given.setdefault(batch.level, {})[batch.number] = batch.node
@@ -284,7 +284,7 @@ def merge_tree(batches: Iterable[Batch]) -> MergeTree:
 
 @dataclass(frozen=True, eq=False)
 class SharedWork(Generic[T]):
-    """What every task of a pass needs; one key of the graph, not a copy in each task."""
+    """What all tasks of a pass share; one key of the graph instead of a copy in each task."""
 
     task: Task[T]
     merge: Callable[[Iterable[T]], T]
@@ -292,15 +292,15 @@ class SharedWork(Generic[T]):
     stop: Stop
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Stay here with what is read ahead: another process reads for itself, and is stopped by its own."""
+        """Leave out what belongs to this process: another has no reading ahead, and a `Stop` of its own."""
         return type(self), (self.task, self.merge, None, Stop())
 
     def of_chunk(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
-        """Return the result of a chunk's task, once what it leaves to be done is done."""
+        """Return the result of the task of a chunk."""
         return self._finish(self._run(chunk, item, *blocks))
 
     def of_batch(self, level: int, items: Mapping[int, Any], n_sources: int) -> T:
-        """Return the merged result of the chunks below a node, likewise; their tasks need no blocks."""
+        """Return the result of the task of the chunks below a node, which needs no blocks."""
         return self._finish(self._of_node(level, items, n_sources))
 
     def _run(self, chunk: int, item: Any, *blocks: Sequence[Any]) -> T:
@@ -342,11 +342,11 @@ def _run_batch(
     shared: SharedWork[T] | Payload[SharedWork[T]],
 ) -> T:
     with in_use(shared) as needed:
-        return needed.of_batch(level, opened(items), n_sources)
+        return needed.of_batch(level, unpickled(items), n_sources)
 
 
 def _merge_all(results: Sequence[T], shared: SharedWork[T] | Payload[SharedWork[T]]) -> T:
-    return opened(shared).merge(results)
+    return unpickled(shared).merge(results)
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,7 +370,7 @@ class PassGraph:
     chunks_of: Mapping[Hashable, tuple[int, ...]]
 
     def count(self, observer: PassObserver) -> Callable[..., None]:
-        """Return what dask calls after each task, to tell ``observer`` of the chunks that are done."""
+        """Return a function that dask calls after each task, which reports its chunks to ``observer``."""
 
         def after(key: Hashable, *_: Any) -> None:
             if key in self.chunks_of:
@@ -380,7 +380,7 @@ class PassGraph:
 
 
 def batches_of_pass(work: MapReduce[Any]) -> list[Batch]:
-    """Return which chunks share a task; none do where blocks come with the tasks."""
+    """Return the batches of a pass; a batch is one chunk if tasks depend on blocks."""
     chunks = sorted(work.items)
     if not work.addressable:
         return [Batch(0, chunk, (chunk,)) for chunk in chunks]
@@ -388,7 +388,7 @@ def batches_of_pass(work: MapReduce[Any]) -> list[Batch]:
 
 
 def _leaf(batch: Batch, work: MapReduce[Any], shared: Any, *, pickled: bool) -> tuple[Any, ...]:
-    """Return the task of a batch; ``shared`` is what all tasks need, or its key."""
+    """Return the task of a batch; ``shared`` is the `SharedWork`, or its key."""
     if batch.level:
         items = {chunk: work.items[chunk] for chunk in batch.chunks}
         carried: Any = Payload.of(items, pickle.dumps) if pickled else items
@@ -399,7 +399,7 @@ def _leaf(batch: Batch, work: MapReduce[Any], shared: Any, *, pickled: bool) -> 
 
 
 def graph_of(work: MapReduce[T], payload: SharedWork[T] | Payload[SharedWork[T]]) -> PassGraph:
-    """Return what is behind the blocks, the payload, a task for each batch, and the merges."""
+    """Return the tasks of a pass: those behind blocks, the payload, a task for each batch, and the merges."""
     token = uuid4().hex
     layer, shared = f"emtau-{work.name}-{token}", f"emtau-pass-{token}"
     tasks: dict[Hashable, Any] = {}
@@ -407,7 +407,7 @@ def graph_of(work: MapReduce[T], payload: SharedWork[T] | Payload[SharedWork[T]]
     if not work.addressable:
         for source in work.sources:
             tasks.update(source.graph(sorted(work.items)))
-        if isinstance(payload, Payload) and payload.nbytes <= CARRIED_BYTES:
+        if isinstance(payload, Payload) and payload.nbytes <= MAX_CARRIED_BYTES:
             carried = payload
     tasks[shared] = payload
     batches = batches_of_pass(work)

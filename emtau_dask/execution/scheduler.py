@@ -1,4 +1,4 @@
-"""Where tasks run, by dask's precedence; memory there; errors of a cluster translated."""
+"""The scheduler that dask's precedence chooses, the memory of its processes, and errors of a cluster."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from emtau_dask.errors import ClusterError, ConfigError, EmtauError
 from emtau_dask.storage.direct_reads import usable_memory
 
 CLUSTER_PACKAGES = "distributed", "tornado"
+"""Packages whose errors are those of a cluster."""
 
 
 def _scheduler() -> Any:
-    """Return what dask's own precedence chooses, None for its default.
+    """Return the scheduler that dask's own precedence chooses, None for its default.
 
-    Where nothing has imported distributed, no client is active, and it need
-    not be imported to find that out: that takes longer than many a fit.
+    If nothing has imported distributed, no client is active. It is not imported
+    here, because that takes longer than a small fit.
     """
     setting = dask.config.get("scheduler", None)
     if "distributed" not in sys.modules and dask.config.get("get", None) is None:
@@ -61,9 +62,9 @@ def active_client() -> Any:
 
 
 def local_scheduler() -> Callable[..., Any] | None:
-    """Return what runs tasks in this process, ``schedule(tasks, key)``; None where others run them.
+    """Return the function that runs tasks in this process, ``schedule(tasks, key)``; None if others run them.
 
-    It needs no collection, whose making and optimising take longer than small tasks.
+    It needs no dask collection; to make and optimise one takes longer than small tasks.
     """
     schedule: Callable[..., Any] = _scheduler() or dask.threaded.get
     return schedule if schedule in (dask.threaded.get, dask.local.get_sync) else None
@@ -75,14 +76,14 @@ def in_process() -> bool:
 
 
 def local_threads() -> int:
-    """Return how many threads this process may use for what it does between passes: as many as for tasks."""
+    """Return the number of threads that this process may use between passes: as many as for tasks."""
     if local_scheduler() is dask.local.get_sync:
         return 1
     return threads_of_process()
 
 
 def threads_of_process() -> int:
-    """Return how many threads dask's settings leave this process, whatever its clients."""
+    """Return the number of threads that dask's settings allow this process, whatever its clients."""
     setting = dask.config.get("scheduler", None)
     if isinstance(setting, str):
         setting = named_schedulers.get(setting.lower())
@@ -94,15 +95,14 @@ def threads_of_process() -> int:
 
 @contextmanager
 def cluster_errors() -> Iterator[None]:
-    """Raise `ClusterError` for what a cluster can do to a computation; tasks' own errors stay as they are."""
+    """Raise `ClusterError` for errors of a cluster; the errors of tasks are raised unchanged."""
     try:
         yield
     except EmtauError:
         raise
     except CancelledError as error:
         raise ClusterError(
-            f"the cluster gave the computation up ({one_line(error)}). Its scheduler ended or was "
-            "restarted, "
+            f"the cluster gave the computation up ({one_line(error)}). Its scheduler ended or was restarted, "
             "or the work was cancelled: connect to a scheduler that runs, and resume from the checkpoint."
         ) from error
     except Exception as error:
@@ -113,18 +113,18 @@ def cluster_errors() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's kind and the first line of its message."""
+    """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".: ")
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the error that began a chain of them."""
+    """Return the first error of a chain."""
     before = error.__cause__ or error.__context__
     return error if before is None else _cause(before)
 
 
 def unsendable(what: str, error: Exception) -> str:
-    """Return what to tell of something that cannot be pickled for other processes."""
+    """Return the message for a value that cannot be pickled for other processes."""
     return (
         f"{what} cannot be sent to workers ({one_line(_cause(error))}). It must be picklable with all that "
         "it refers to, and importable on the workers and the scheduler; or set "
@@ -133,12 +133,12 @@ def unsendable(what: str, error: Exception) -> str:
 
 
 def _translated(error: Exception) -> str | None:
-    """Return what to tell of an error that is a cluster's, None for one that a task raised."""
+    """Return the message for an error of a cluster, None for one that a task raised."""
     kind, text = type(error), one_line(error)
     if kind.__name__ == "KilledWorker":
         return (
             f"{text}. Mostly workers die of memory: raise their memory limit, or use smaller chunks (see "
-            "emtau fit --plan). Where they die of something else, such as preemption, raise dask's "
+            "emtau fit --plan). If they die of something else, such as preemption, raise dask's "
             f"distributed.scheduler.allowed-failures (now {error.args[-1]}) on the scheduler."
         )
     if kind.__name__ in ("NoValidWorkerError", "NoWorkerError"):
@@ -147,16 +147,18 @@ def _translated(error: Exception) -> str | None:
         return f"a worker process died ({text}). Mostly it is for lack of memory: use smaller chunks."
     if _is_about_pickling(error):
         return unsendable("what tasks need", error)
-    theirs = kind.__module__.partition(".")[0] in CLUSTER_PACKAGES or _is_raised_by_the_cluster(error)
-    if theirs or _is_disconnected():
+    is_cluster_error = kind.__module__.partition(".")[0] in CLUSTER_PACKAGES or _is_raised_by_the_cluster(
+        error
+    )
+    if is_cluster_error or _is_disconnected():
         return f"the cluster cannot be reached ({text}). See that its scheduler runs, and connect anew."
     return None
 
 
 def _is_raised_by_the_cluster(error: Exception) -> bool:
-    """Return whether an error of the operating system was raised in distributed's own calls, not in a task.
+    """Return whether an error of the operating system was raised by distributed, and not in a task.
 
-    Distributed raises Python's own OSError and TimeoutError where a connection cannot be made in time.
+    Distributed raises Python's own OSError and TimeoutError if a connection cannot be made in time.
     """
     if not isinstance(error, OSError):
         return False
@@ -188,16 +190,16 @@ def _is_disconnected() -> bool:
 def memory_of_worker(limit: int) -> int:
     """Return the bytes that tasks may use of a worker's memory limit.
 
-    At four fifths of it dask pauses a worker, for good where its memory is not given back.
+    At four fifths of it dask pauses a worker, for ever if the memory is not freed.
     """
     return limit * 4 // 5
 
 
 def task_processes(client: Any) -> tuple[int, int] | None:
-    """Return the bytes that a process which runs tasks may use, and its threads.
+    """Return the bytes that a process with tasks may use, and its threads.
 
-    Without a client it is this process, which may be a worker whose task this is. Of workers that differ it
-    is the least memory and the most threads; None where there are no workers now.
+    Without a client that is this process, which may itself be a worker. If workers differ, it returns the
+    least memory and the most threads; None if there are no workers now.
     """
     if client is None:
         return _own_memory(), threads_of_process()
@@ -221,10 +223,10 @@ def _own_memory() -> int:
 
 
 def _worker(dask_worker: Any) -> tuple[int | None, int, int]:
-    """Return a worker's memory limit, 0 or None for none, what its process may use, and its threads."""
+    """Return a worker's memory limit (0 or None for none), the bytes that it may use, and its threads."""
     return dask_worker.memory_manager.memory_limit, usable_memory(), dask_worker.state.nthreads
 
 
 def dask_setup(worker: Any) -> None:
-    """Log no warning of a task that is cut off because its cluster is closed."""
+    """Log no warning for a task that is interrupted because its cluster is closed."""
     logging.getLogger("distributed.worker.state_machine").setLevel(logging.ERROR)

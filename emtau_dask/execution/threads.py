@@ -1,7 +1,7 @@
-"""Passes in threads of this process: each takes batches of chunks, and merges what is ready to be merged.
+"""Passes in threads of this process: each takes batches of chunks, and merges results as soon as it can.
 
-They are not of Python's `ThreadPoolExecutor`, but for graphs that dask computes: an interrupt that falls into
-one may leave a lock of its own taken (see `interrupts`).
+The threads do not belong to Python's `ThreadPoolExecutor`, except for graphs that dask computes: an interrupt
+may leave a lock of such an executor taken (see `interrupts`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from emtau_dask.interrupts import Calls, Stop, Threads, interruptible_at_once
 
 T = TypeVar("T")
 Submit = Callable[[Callable[[], None]], Any]
-"""Has a call made."""
-PER_THREAD = 2
-"""Batches that are handed out for each thread: one lies ready while it computes another."""
+"""Passes a call to a thread."""
+BATCHES_PER_THREAD = 2
+"""Batches that are submitted for each thread: one waits while the thread computes the other."""
 
 
-def in_turn(call: Callable[[], None]) -> None:
+def call_here(call: Callable[[], None]) -> None:
     """Make a call in the calling thread."""
     call()
 
@@ -54,11 +54,10 @@ class ThreadExecutor:
     ----------
     threads : int
     get : callable (tasks, key) -> value
-        Dask's scheduler of graphs in this process: `dask.threaded.get`, or `dask.get`, whose tasks run in the
-        calling thread. The former computes only data that have graphs of their own, the latter all passes,
-        without reading ahead.
+        Dask's scheduler of graphs in this process. `dask.threaded.get` computes only data with graphs of
+        their own. `dask.get` computes all passes in the calling thread, without reading ahead.
     submit : callable (callable) -> object, optional
-        Has a call made by a thread; by default each pass has threads of its own.
+        Passes a call to a thread; by default each pass has threads of its own.
     """
 
     threads: int
@@ -67,7 +66,7 @@ class ThreadExecutor:
 
     @property
     def client(self) -> None:
-        """There is none."""
+        """None."""
         return
 
     @property
@@ -77,7 +76,7 @@ class ThreadExecutor:
 
     @property
     def workers(self) -> int:
-        """As many as threads."""
+        """The number of threads."""
         return self.threads
 
     def map_reduce(self, work: MapReduce[T], observer: PassObserver) -> T | None:
@@ -90,13 +89,13 @@ class ThreadExecutor:
         if not work.addressable:
             with _pool(self.threads) as pool:
                 return _by_graph(work, observer, partial(self.get, pool=pool))
-        given = in_turn if work.interpreted else self.submit
+        given = call_here if work.interpreted else self.submit
         with _own_threads(self.threads) if given is None else nullcontext(given) as submit:
-            return _by_threads(work, observer, submit, PER_THREAD * self.threads)
+            return _by_threads(work, observer, submit, BATCHES_PER_THREAD * self.threads)
 
 
 def _by_graph(work: MapReduce[T], observer: PassObserver, get: Callable[..., Any]) -> T:
-    """Return the result of a pass as one of dask's schedulers computes it in this process."""
+    """Return the result of a pass, computed by one of dask's schedulers in this process."""
     graph = graph_of(work, SharedWork(work.task, work.merge, None, Stop()))
     # Blocks of the user's own graph may be futures of a cluster.
     with cluster_errors(), Callback(posttask=graph.count(observer)), interruptible_at_once():
@@ -105,7 +104,7 @@ def _by_graph(work: MapReduce[T], observer: PassObserver, get: Callable[..., Any
 
 @contextmanager
 def _pool(threads: int) -> Iterator[Any]:
-    """Give the pool that users set in dask, else one of the block's own: a fork does not copy threads."""
+    """Yield the pool of dask's settings, else a new one for the block: a fork does not copy threads."""
     given = dask.config.get("pool", None)
     if given is not None:
         yield given
@@ -117,8 +116,8 @@ def _pool(threads: int) -> Iterator[Any]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _by_threads(work: MapReduce[T], observer: PassObserver, submit: Submit, ready: int) -> T:
-    """Return the result of a pass whose batches threads take, of which so many are handed out at a time."""
+def _by_threads(work: MapReduce[T], observer: PassObserver, submit: Submit, n_submitted: int) -> T:
+    """Return the result of a pass whose batches threads compute, ``n_submitted`` of them at a time."""
     batches, stop = batches_of_pass(work), Stop()
     results = _Results(merge_tree(batches), work.merge)
     with _reading(work) as reading:
@@ -132,18 +131,18 @@ def _by_threads(work: MapReduce[T], observer: PassObserver, submit: Submit, read
 
         waiting = iter(batches)
         with Calls[Batch, None](submit, stop) as calls:
-            for batch in islice(waiting, ready):
+            for batch in islice(waiting, n_submitted):
                 calls.begin(batch, partial(run, batch))
             for _ in batches:
                 done, _ = calls.take()
                 for batch in islice(waiting, 1):
                     calls.begin(batch, partial(run, batch))
                 observer.chunks_done(len(done.chunks))
-    return results.of_all()
+    return results.total()
 
 
 class _Results(Generic[T]):
-    """What batches gave, merged as soon as all that a node of the tree waits for is there; for any thread."""
+    """Results of batches; the children of a node merge as soon as all are there, in any thread."""
 
     def __init__(self, tree: MergeTree, merge: Callable[[Iterable[T]], T]) -> None:
         self._tree, self._merge, self._lock = tree, merge, threading.Lock()
@@ -152,7 +151,7 @@ class _Results(Generic[T]):
         self._found: dict[Node, T] = {}
 
     def put(self, node: Node, result: T) -> None:
-        """Take the result of a node, and merge all that waited for nothing else."""
+        """Add the result of a node, and merge the nodes above it that are complete."""
         while (parent := self._parent.get(node)) is not None:
             with self._lock:
                 self._found[node] = result
@@ -163,13 +162,13 @@ class _Results(Generic[T]):
             node, result = parent, self._merge(members)
         self._found[node] = result
 
-    def of_all(self) -> T:
+    def total(self) -> T:
         """Return the result of the pass."""
         return self._found[self._tree.root]
 
 
 def _reading(work: MapReduce[Any]) -> AbstractContextManager[ReadAhead[Any] | None]:
-    """Give what reads the chunks of upcoming tasks; None where nothing is read ahead."""
+    """Return the reading ahead of a pass; None if nothing is read ahead."""
     task = work.task
     if work.ahead is None or not work.addressable or not isinstance(task, ReadingTask):
         return nullcontext()
@@ -182,7 +181,7 @@ def _reading(work: MapReduce[Any]) -> AbstractContextManager[ReadAhead[Any] | No
 
 @contextmanager
 def _own_threads(threads: int) -> Iterator[Submit]:
-    """Give so many threads, which end with the block; after an error it does not wait for them."""
+    """Yield ``submit`` of new threads, which end with the block; after an error it does not wait for them."""
     own = Threads(threads, "emtau")
     try:
         yield own.submit
@@ -193,7 +192,7 @@ def _own_threads(threads: int) -> Iterator[Submit]:
 
 
 def threads_of_dask(threads: int) -> ThreadExecutor:
-    """Return the executor of dask's own ``pool``, if it has one, else of so many threads."""
+    """Return the executor of dask's own ``pool``, if it has one, else of new threads."""
     pool = dask.config.get("pool", None)
     if pool is None:
         return ThreadExecutor(threads)
@@ -203,10 +202,10 @@ def threads_of_dask(threads: int) -> ThreadExecutor:
 
 @contextmanager
 def lasting_threads(executor: Executor) -> Iterator[Executor]:
-    """Give an executor whose threads stay from pass to pass until the block ends, where they are its own.
+    """Yield an executor that keeps its threads from pass to pass until the block ends.
 
-    A thread that begins while another computes waits for the interpreter's lock, and who hands out tasks
-    waits for the thread: milliseconds of each pass.
+    A new thread waits for the interpreter's lock while others compute, and the caller waits for the thread,
+    which costs milliseconds in each pass.
     """
     if not isinstance(executor, ThreadExecutor) or executor.submit is not None:
         yield executor

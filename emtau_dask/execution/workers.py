@@ -1,7 +1,7 @@
-"""What workers are given and asked: the data's identity, shared payloads, caches.
+"""Verification that workers see the same data and the same store; arrays that are sent to workers once.
 
-Before a fit each worker is asked. One that joins later proves the same by itself: the data when it first
-reads (`data.dask_arrays`), the place of row state when it first uses it (`storage.row_state`).
+Before a fit, each worker is asked. A worker that joins later verifies the data at its first read
+(`data.dask_arrays`), and the store of row state at its first use (`storage.row_state`).
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ from emtau_dask.process import differences, numerical_environment, other_version
 from emtau_dask.storage.objects import ObjectStore, begun_elsewhere
 
 ATTEMPTS = 3
-SECRET_BYTES = 64
+"""Number of times that a worker is asked."""
+TOKEN, MAX_TOKEN_BYTES = "token", 64
+"""Key of the object that workers read, and maximum bytes of it."""
 ANSWER_SECONDS = 5.0
-"""How long the end of a fit waits for workers to say what software they have."""
-_Given = tuple[ObjectStore | None, str, Sequence[SharedRows]]
+"""Maximum wait for the workers' software at the end of a fit (seconds)."""
+_Question = tuple[ObjectStore | None, str, Sequence[SharedRows]]
 S = TypeVar("S", bound=Source | None)
 
 
 def shared_source(client: Any, source: Source, name: str) -> Source:
-    """Return a source that the workers of a client read only where they see what this process sees.
+    """Return a source whose rows the workers of a client verify before they read them.
 
-    Reads samples of what is stored; without a client the source is left as it is.
+    It reads samples of stored rows; without a client the source is unchanged.
 
     Parameters
     ----------
     client : distributed.Client or None
     source : Source
     name : str
-        What users call it.
+        Its name in messages.
 
     Raises
     ------
@@ -71,14 +73,14 @@ def shared_source(client: Any, source: Source, name: str) -> Source:
 
 
 def shared_data(client: Any, data: Any, name: str) -> Any:
-    """Return lazy data, shared as by `shared_source` where they plainly are what is stored.
+    """Return lazy data, shared as by `shared_source` if they are stored rows without further operations.
 
     Parameters
     ----------
     client : distributed.Client or None
     data : dask array, zarr array or Source
     name : str
-        What users call it.
+        Its name in messages.
     """
     if client is None:
         return data
@@ -89,7 +91,7 @@ def shared_data(client: Any, data: Any, name: str) -> Any:
 
 
 def _shared_by(source: Source) -> tuple[SharedRows, ...]:
-    """Return what workers prove of a source."""
+    """Return the rows of a source that workers verify."""
     if isinstance(source, GraphSource):
         return source.beneath
     ranges = getattr(source, "ranges", None)
@@ -98,57 +100,57 @@ def _shared_by(source: Source) -> tuple[SharedRows, ...]:
 
 @dataclass(frozen=True)
 class _WorkerReport:
-    """What a worker says of the data, of the place of row state, and of its software.
+    """The answer of a worker.
 
     Attributes
     ----------
-    secret : bytes or None
-        What it reads where this process wrote.
-    unusable : str
-        Why it cannot read or write there; empty where it can.
-    unseen : str
-        What of the data it does not see, or sees otherwise; empty where it sees all.
+    token : bytes or None
+        The object of this process in the store of row state, as the worker reads it.
+    store_error : str
+        Why it cannot use the store; empty if it can.
+    data_error : str
+        The difference of its data from those of this process; empty if there is none.
     environment, software : dict
         See `numerical_environment` and `software`.
-    unopened : str
-        Why it could not look, to follow its name; empty where it could.
+    pickle_error : str
+        Why it could not unpickle the question; empty if it could.
     """
 
-    secret: bytes | None
-    unusable: str
-    unseen: str
+    token: bytes | None
+    store_error: str
+    data_error: str
     environment: dict[str, str]
     software: dict[str, str]
-    unopened: str = ""
+    pickle_error: str = ""
 
 
-def _look(given: Payload[_Given]) -> _WorkerReport:
-    """Return what this process finds; from a payload, so that a worker that cannot unpickle it says so."""
-    secret, unusable, unseen = None, "", ""
+def _report(question: Payload[_Question]) -> _WorkerReport:
+    """Return the answer of this process, also if it cannot unpickle the question."""
+    token, store_error, data_error = None, "", ""
     try:
-        objects, folder, shared = given.value
+        objects, folder, shared = question.value
     except ClusterError as error:
         why = str(error).removeprefix(f"{this_process()} ")
-        return _WorkerReport(None, "", "", numerical_environment(), software(), unopened=why)
+        return _WorkerReport(None, "", "", numerical_environment(), software(), pickle_error=why)
     try:
         if objects is not None:
-            secret = objects.get(f"{folder}secret", SECRET_BYTES)
+            token = objects.get(f"{folder}{TOKEN}", MAX_TOKEN_BYTES)
             objects.put(f"{folder}{uuid.uuid4().hex}", b"seen")
     except Exception as error:
-        unusable = str(error)
+        store_error = str(error)
     for rows in shared:
-        unseen = unseen or rows.difference()
-    return _WorkerReport(secret, unusable, unseen, numerical_environment(), software())
+        data_error = data_error or rows.difference()
+    return _WorkerReport(token, store_error, data_error, numerical_environment(), software())
 
 
-def _reports(client: Any, given: Payload[_Given]) -> dict[str, _WorkerReport]:
-    """Return what the workers find, by address; those that go away meanwhile are left out."""
+def _reports(client: Any, question: Payload[_Question]) -> dict[str, _WorkerReport]:
+    """Return the answers of workers, by address, without those of workers that are lost."""
     found: dict[str, _WorkerReport] = {}
     lost: dict[str, BaseException] = {}
     for _ in range(ATTEMPTS):
         with cluster_errors():
             waiting = [worker for worker in client.nthreads() if worker not in found]
-            answers = client.run(_look, given, workers=waiting, on_error="return") if waiting else {}
+            answers = client.run(_report, question, workers=waiting, on_error="return") if waiting else {}
         lost = {worker: answer for worker, answer in answers.items() if not isinstance(answer, _WorkerReport)}
         found |= {worker: answer for worker, answer in answers.items() if worker not in lost}
         for worker, error in lost.items():
@@ -167,16 +169,16 @@ def _reports(client: Any, given: Payload[_Given]) -> dict[str, _WorkerReport]:
     return found
 
 
-def prove_access(client: Any, objects: ObjectStore | None, sources: Mapping[str, Source]) -> list[str]:
-    """Let every worker prove that it reaches the checkpoint (or row state) and the data.
+def verify_access(client: Any, objects: ObjectStore | None, sources: Mapping[str, Source]) -> list[str]:
+    """Verify that every worker reaches the store of row state and sees the same data.
 
     Parameters
     ----------
     client : distributed.Client or None
     objects : ObjectStore or None
-        Where row state will be; None where none is kept.
+        The store of row state; None if none is kept.
     sources : mapping of str to Source
-        By name, for messages; those that are shared (see `shared_source`) are looked at.
+        By name, for messages; shared sources are verified, see `shared_source`.
 
     Returns
     -------
@@ -188,7 +190,7 @@ def prove_access(client: Any, objects: ObjectStore | None, sources: Mapping[str,
     CheckpointError
         A worker does not see the checkpoint; names the worker.
     CheckpointTakenError
-        Another process began a run there meanwhile.
+        Another process has just begun a run there.
     InvalidDataError
         A worker does not see the data, or sees other data.
     ClusterError
@@ -201,43 +203,43 @@ def prove_access(client: Any, objects: ObjectStore | None, sources: Mapping[str,
         _reports_of(client, None, "", shared) if objects is None else _reports_at(client, objects, shared)
     )
     for worker, report in reports.items():
-        if report.unseen:
-            raise InvalidDataError(f"the worker {worker} {report.unseen}")
+        if report.data_error:
+            raise InvalidDataError(f"the worker {worker} {report.data_error}")
     return _notes(reports)
 
 
 def _reports_of(
     client: Any, objects: ObjectStore | None, folder: str, shared: Sequence[SharedRows]
 ) -> dict[str, _WorkerReport]:
-    """Return what the workers find; raises `ClusterError` for one that cannot look."""
+    """Return the answers of workers; raises `ClusterError` for one that cannot unpickle the question."""
     with cluster_errors():
-        given: Payload[_Given] = Payload.of((objects, folder, shared), made_with=software())
-    reports = _reports(client, given)
+        question: Payload[_Question] = Payload.of((objects, folder, shared), made_with=software())
+    reports = _reports(client, question)
     for worker, report in reports.items():
-        if report.unopened:
-            raise ClusterError(f"the worker {worker} {report.unopened}")
+        if report.pickle_error:
+            raise ClusterError(f"the worker {worker} {report.pickle_error}")
     return reports
 
 
 def _reports_at(client: Any, objects: ObjectStore, shared: Sequence[SharedRows]) -> dict[str, _WorkerReport]:
-    """Return what the workers find, after they proved that they read and write at ``objects``."""
+    """Return the answers of workers, after verifying that they read and write at ``objects``."""
     if not objects.shared:
         raise CheckpointError(
             f"{objects.location} lies in this process's memory, which workers cannot reach. Give a "
             "folder that all of them see, or the URL of an object store."
         )
-    folder, secret = f"probe/{uuid.uuid4().hex}/", uuid.uuid4().hex.encode()
-    objects.put(f"{folder}secret", secret)
+    folder, token = f"probe/{uuid.uuid4().hex}/", uuid.uuid4().hex.encode()
+    objects.put(f"{folder}{TOKEN}", token)
     try:
         reports = _reports_of(client, objects, folder, shared)
         written = objects.list(folder)
-        if f"{folder}secret" not in written:
+        if f"{folder}{TOKEN}" not in written:
             raise begun_elsewhere(objects)
     finally:
         with suppress(CheckpointError):
             objects.delete(objects.list(folder))
     for worker, report in reports.items():
-        _check_place(worker, report, secret, objects.location)
+        _check_store(worker, report, token, objects.location)
     if len(written) - 1 < len(reports):
         raise CheckpointError(
             f"of {len(reports)} workers that wrote to {objects.location}, {len(written) - 1} wrote where "
@@ -246,20 +248,20 @@ def _reports_at(client: Any, objects: ObjectStore, shared: Sequence[SharedRows])
     return reports
 
 
-def _check_place(worker: str, report: _WorkerReport, secret: bytes, place: str) -> None:
-    why = report.unusable
-    if not why and report.secret != secret:
+def _check_store(worker: str, report: _WorkerReport, token: bytes, location: str) -> None:
+    why = report.store_error
+    if not why and report.token != token:
         why = "it does not find there what this process wrote"
     if why:
         raise CheckpointError(
-            f"the worker {worker} cannot use {place}, where row state goes: {why.rstrip('.')}. "
+            f"the worker {worker} cannot use {location}, where row state goes: {why.rstrip('.')}. "
             f"{other_versions(report.software, software())}Give a checkpoint (or, without one, a dask "
             "temporary-directory) that every worker sees under the same path, or the URL of an object store."
         )
 
 
 def _notes(reports: Mapping[str, _WorkerReport]) -> list[str]:
-    """Return what to tell of workers that differ from this process."""
+    """Return warnings about workers that differ from this process."""
     found = []
     last_bits = _differing(
         {worker: report.environment for worker, report in reports.items()}, numerical_environment()
@@ -279,7 +281,7 @@ def _notes(reports: Mapping[str, _WorkerReport]) -> list[str]:
 
 
 def _differing(theirs: Mapping[str, Mapping[str, str]], mine: Mapping[str, str]) -> str:
-    """Return which workers differ, and in what; a package that only one side has may not be needed."""
+    """Return which workers differ, and in what. A package that one side lacks may not be needed."""
     found = {}
     for worker, its in sorted(theirs.items()):
         both = [name for name in mine if name in its]
@@ -288,38 +290,37 @@ def _differing(theirs: Mapping[str, Mapping[str, str]], mine: Mapping[str, str])
 
 
 def differing_workers(client: Any) -> list[str]:
-    """Return what `prove_access` would warn of now; nothing where a worker takes too long to answer."""
+    """Return the warnings of `verify_access` at this time; none if a worker takes too long to answer."""
     if client is None:
         return []
     answers: dict[str, Any] = {}
 
     def ask() -> None:
         with suppress(Exception):
-            given = Payload.of((None, "", ()), made_with=software())
-            answers.update(client.run(_look, given, on_error="ignore"))
+            question = Payload.of((None, "", ()), made_with=software())
+            answers.update(client.run(_report, question, on_error="ignore"))
 
-    asking = threading.Thread(target=ask, name="emtau-versions", daemon=True)
-    asking.start()
-    asking.join(ANSWER_SECONDS)
+    thread = threading.Thread(target=ask, name="emtau-versions", daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
     return _notes({worker: answer for worker, answer in answers.items() if isinstance(answer, _WorkerReport)})
 
 
-def check_portable(what: str, thing: object) -> None:
-    """Raise `ClusterError` where ``thing`` cannot be sent to other processes."""
+def check_picklable(what: str, value: object) -> None:
+    """Raise `ClusterError` if ``value`` cannot be sent to other processes."""
     try:
-        cloudpickle.dumps(thing)
+        cloudpickle.dumps(value)
     except Exception as error:
-        raise ClusterError(unsendable(f"{what} {type(thing).__name__}", error)) from error
+        raise ClusterError(unsendable(f"{what} {type(value).__name__}", error)) from error
 
 
 @contextmanager
 def resident(client: Any, source: S) -> Iterator[S]:
-    """Give a source whose tasks need not carry an array that lies in this process's memory.
+    """Yield a source that is in this process's memory as one whose chunks other processes have.
 
-    On a cluster the array is sent to the workers once and stays there until the
-    end of the context (its scheduler keeps what a lost worker would have to be
-    sent again); other processes get each chunk with its task. In this process it
-    is left as it is, as is every other source, and None.
+    A cluster's workers get the array once and keep it until the end of the context;
+    the scheduler has a copy for lost workers. Other processes get each chunk with
+    its task. Any other source is unchanged, and so is None.
     """
     if not isinstance(source, RangeSource) or not source.in_memory or (client is None and in_process()):
         yield source

@@ -36,7 +36,7 @@ class EMLazy(BuiltInPolicy):
         self.full_every = full_every
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
-        """Make rows above the threshold inactive, unless the next iteration is full anyway."""
+        """Deactivate rows above the threshold, unless the next iteration is full anyway."""
         if evidence.iteration % self.full_every == 0:
             return state, np.ones(len(evidence.labels), dtype=np.bool_)
         return state, evidence.responsibilities <= self.threshold

@@ -1,8 +1,8 @@
-"""The port of activity policies: what one is, and what it must return.
+"""The port of activity policies, and checks of what they return.
 
 A policy decides which rows the next E-step scores. Its method `update` runs in the
-task of a chunk and sees the rows of that chunk; `schedule` runs in the fitting process
-and sees only counts and the bound. Both are pure.
+task of a chunk and gets the active rows of that chunk. `schedule` runs in the fitting
+process and gets only counts and the bound. Both are pure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from emtau_dask.errors import ConfigError, short
 RowState = Mapping[str, NDArray[Any]]
 """A policy's arrays by name, one value for each active row of a chunk, in row order."""
 ACTIVE = "active"
-"""The row array that no policy may name: which rows the next E-step scores."""
+"""Name of the row array that says which rows the next E-step scores; policies may not use it."""
 SCORED_AT = "scored_at"
+"""Name of the row array of `Traced`: the iteration that scored the row last."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class RowArray:
     ----------
     name : str
     maximum : int
-        Largest value; decides the unsigned integer type.
+        Largest value, which decides the unsigned integer type.
     keep : bool
         Whether an inactive row's value is still needed. If not, zero is stored,
         which compresses to almost nothing.
@@ -70,7 +71,7 @@ class Evidence:
         row's number. None unless the policy is a `WeightedPolicy`.
     uncertainty : float
         Mean of ``1 − responsibilities`` over the data, from a sample or from the
-        last pass over all rows. NaN if it is not known.
+        last full pass. NaN if it is not known.
     """
 
     iteration: int
@@ -114,10 +115,10 @@ class PassSummary:
     accepted : bool
         Whether the parameters that were scored are kept.
     gap, gap_at_reset : float
-        Estimated nats per row between the bound and its optimum, on the rows that are scored now: after
-        this iteration, and after the last full pass, both by what is known now. NaN without an estimate.
+        Estimated nats per row between the bound of the scored rows and its optimum: after this iteration, and
+        after the last full pass, both as estimated now. NaN without an estimate.
     failures : int
-        How many cycles of partial passes lowered the bound of all rows, or hardly raised it.
+        Number of cycles of partial passes that lowered the bound of all rows, or hardly raised it.
     """
 
     iteration: int
@@ -152,7 +153,7 @@ class ActivityPolicy(Protocol):
     """The interface of a policy; any object that has it can be passed as ``algorithm``."""
 
     def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return the arrays needed beside the active mask; None if every row is always active."""
+        """Return the arrays in addition to the active mask; None if every row is always active."""
         ...
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
@@ -174,7 +175,7 @@ class WeightedPolicy(ActivityPolicy, Protocol):
     def row_weights(self, state: RowState) -> NDArray[np.float64]:
         """Return the sampling weight of each active row, at least 1; pure.
 
-        The part of the weights above 1 is subtracted from the held contribution of the other rows.
+        The part of the weights above 1 is subtracted from the frozen statistics of the other rows.
         """
         ...
 
@@ -252,21 +253,21 @@ def checked_weights(policy: WeightedPolicy, state: RowState, n_rows: int) -> NDA
 
 @dataclass(frozen=True)
 class Traced:
-    """A policy that keeps row state, with the row array ``scored_at`` beside its own.
+    """A policy that keeps row state, with the additional row array ``scored_at``.
 
-    From that array and the history of the parameters, the held responsibilities of inactive rows
-    can be computed again; the paper's comparisons evaluate those.
+    From that array and the history of the parameters, the responsibilities that inactive rows keep can be
+    computed again; the paper's comparisons evaluate them.
     """
 
     policy: ActivityPolicy
 
     def row_arrays(self, n_components: int, max_iter: int) -> tuple[RowArray, ...] | None:
-        """Return the policy's arrays and ``scored_at``, whose values inactive rows keep."""
+        """Return the policy's arrays and ``scored_at``, which inactive rows keep."""
         own = self.policy.row_arrays(n_components, max_iter) or ()
         return (*own, RowArray(SCORED_AT, max_iter, keep=True))
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
-        """Update the policy's state; note the iteration."""
+        """Update the policy's state, and set ``scored_at`` to the iteration."""
         own = {name: values for name, values in state.items() if name != SCORED_AT}
         after, stays = self.policy.update(own, evidence)
         return {**after, SCORED_AT: np.full_like(state[SCORED_AT], evidence.iteration)}, stays
@@ -294,8 +295,8 @@ class BuiltInPolicy(BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         ConfigError
-            A parameter is impossible. It is checked when a fit starts, since
-            ``__init__`` checks nothing, by scikit-learn's convention.
+            A parameter is out of range. Parameters are checked when a fit starts, not
+            in ``__init__``, by scikit-learn's convention.
         """
         for name, constraint in self.constraints.items():
             value = getattr(self, name)

@@ -26,12 +26,12 @@ ALGORITHMS: Mapping[str, type[BuiltInPolicy]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class DescribedPolicy:
-    """A policy as commits describe it. In the place of a user's own it is one whose methods raise.
+    """A policy as commits describe it. Its own methods raise; it stands in for a user's own policy.
 
     Attributes
     ----------
     name : str or None
-        None for a user's own.
+        None for a user's own policy.
     kind : str
         The name of its class.
     params : dict
@@ -73,7 +73,7 @@ def as_policy(algorithm: object) -> ActivityPolicy:
 
 
 def describe_policy(policy: Any) -> DescribedPolicy:
-    """Return what a commit says of a policy.
+    """Return the description of a policy for commits.
 
     Raises
     ------
@@ -86,9 +86,9 @@ def describe_policy(policy: Any) -> DescribedPolicy:
     kind = type(policy).__qualname__
     get_params = getattr(policy, "get_params", None)
     values = get_params(deep=False) if get_params else getattr(policy, "__dict__", {})
-    plain = {key: _plain(value) for key, value in values.items()}
+    values = {key: _python_scalar(value) for key, value in values.items()}
     try:
-        parameters = json.loads(json.dumps(plain, default=repr), parse_constant=str)
+        parameters = json.loads(json.dumps(values, default=repr), parse_constant=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"the parameters of {kind} cannot be stored in a checkpoint ({error}); give it parameters that "
@@ -98,7 +98,7 @@ def describe_policy(policy: Any) -> DescribedPolicy:
 
 
 def policy_described(entry: DescribedPolicy) -> ActivityPolicy:
-    """Return a new policy of this name and these parameters; for a user's own, the description.
+    """Return a new policy with this name and these parameters; for a user's own policy, the description.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def policy_described(entry: DescribedPolicy) -> ActivityPolicy:
 
 
 def matching_policy(algorithm: Any, stored: ActivityPolicy) -> ActivityPolicy:
-    """Return the policy of a checkpointed run, or ``algorithm`` where that is given and is the same.
+    """Return the policy of a checkpointed run, or ``algorithm``, if given, which must be the same.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def matching_policy(algorithm: Any, stored: ActivityPolicy) -> ActivityPolicy:
     return policy
 
 
-def _plain(value: Any) -> Any:
+def _python_scalar(value: Any) -> Any:
     """Return a NumPy scalar as a Python scalar; anything else unchanged."""
     if isinstance(value, np.longdouble):
         return float(value)

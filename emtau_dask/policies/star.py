@@ -46,7 +46,7 @@ class EMStar(BuiltInPolicy):
         self.every = every
 
     def update(self, state: RowState, evidence: Evidence) -> tuple[RowState, NDArray[np.bool_]]:
-        """Keep each component's tail, in iterations divisible by ``every``."""
+        """Keep each component's tail active, in iterations divisible by ``every``."""
         n = len(evidence.labels)
         if evidence.iteration % self.every:
             return state, np.ones(n, dtype=np.bool_)

@@ -65,7 +65,7 @@ class EMTau(BuiltInPolicy):
         """Count consecutive iterations in one component; stay active below ``tau``."""
         count = state["count"]
         labels = evidence.labels.astype(state["label"].dtype, copy=False)
-        counts = count * (labels == state["label"])  # Where it is 0, the label means nothing.
+        counts = count * (labels == state["label"])  # If it is 0, the label has no meaning.
         counts += count.dtype.type(1)
         return {"label": labels, "count": counts}, counts < self.tau
 

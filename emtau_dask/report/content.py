@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from emtau_dask.em.predict import LABELS, RESPONSIBILITIES
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
+from emtau_dask.estimator.summary import share_between_components
 from emtau_dask.kernels.dispatch import scoring_kernels
-from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 from emtau_dask.plot.uncertainty import SURE
 
@@ -166,20 +166,6 @@ def tables_of(subject: Subject) -> Tables:
             ),
         )
     return Tables(components, means, tuple(names[j] for j in by_telling), tuple(left_out))
-
-
-def share_between_components(weights: Floats, means: Floats, variances: Floats) -> Floats:
-    """Return the share of each feature's variance in the mixture that is between components, (d,).
-
-    Parameters
-    ----------
-    weights : ndarray of shape (K,)
-    means, variances : ndarray of shape (K, d)
-    """
-    between: Floats = weights @ (means - weights @ means) ** 2
-    within: Floats = weights @ variances
-    total = between + within
-    return np.divide(between, total, out=np.zeros_like(total), where=total > 0)
 
 
 def _mean(mean: float, variance: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from emtau_dask.checkpoint.codec import Codec
 from emtau_dask.checkpoint.fingerprints import check_same
 from emtau_dask.checkpoint.manifest import SourceEntry
-from emtau_dask.em.contents import Contents
+from emtau_dask.em.verification import DataVerifier
 from emtau_dask.errors import CheckpointCorruptError, CheckpointExistsError, CheckpointMismatchError, short
 from emtau_dask.selection.criteria import Score
 from emtau_dask.storage.objects import ObjectStore
@@ -40,7 +40,7 @@ class SelectionEntry:
         Of the rows in the sample.
     data, sample_weight : SourceEntry
     samples : tuple of (str, str, int, str)
-        Contents of chunks: source, ``made_on``, chunk, and the digest in hexadecimal; see `ChunkContents`.
+        Digests of chunks: source, ``made_on``, chunk, and the digest in hexadecimal; see `ChunkDigest`.
     scores, finalists : mapping of str to Score
         Of the fits to the sample, and of those to all rows, by the names of candidates.
     reasons : mapping of str to str
@@ -58,12 +58,12 @@ class SelectionEntry:
     finalists: Mapping[str, Score] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
-    def contents(self) -> Contents:
-        """Return the contents of the data when the selection began; ValueError for an impossible digest."""
+    def verifier(self) -> DataVerifier:
+        """Return the verifier of the data of the selection; raises ValueError for an impossible digest."""
         stored: dict[tuple[str, str], dict[int, bytes]] = {}
         for source, made_on, chunk, digest in self.samples:
             stored.setdefault((source, made_on), {})[chunk] = bytes.fromhex(digest)
-        return Contents(stored)
+        return DataVerifier(stored)
 
 
 ENTRY = Codec().record(SelectionEntry)
@@ -103,7 +103,7 @@ class SelectionCheckpoint:
             found = plain.pop("format"), plain.pop("version")
             if found == (FORMAT, VERSION):
                 entry: SelectionEntry = ENTRY.decode(plain, None)
-                entry.contents()
+                entry.verifier()
                 return entry
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise CheckpointCorruptError(

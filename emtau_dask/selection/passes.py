@@ -15,9 +15,9 @@ from scipy.stats import binom
 from emtau_dask.data.chunk import ChunkLoader, LoadedChunk
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import ChunkRange
-from emtau_dask.em.contents import ChunkTask
 from emtau_dask.em.predict import ENTROPIES, LOG_LIKELIHOODS, kernels_to_score, score_chunk
 from emtau_dask.em.problem import SCAN_ROWS, Problem, WeightsTask, chunk_costs, first_unusable_row_named
+from emtau_dask.em.verification import ChunkTask
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.execution.executor import MapReduce
 from emtau_dask.kernels.dispatch import RowKernels
@@ -76,7 +76,7 @@ def count_rows(problem: Problem) -> int:
             stage="counting rows",
             costs=chunk_costs(weights),
         )
-        found = context.contents.run(problem.executor, work, context.observer, problem.chunk_ranges)
+        found = context.verifier.run(problem.executor, work, context.observer, problem.chunk_ranges)
         if found:
             raise InvalidDataError(
                 f"sample_weight is {found[min(found)]}. In a selection a weight says how many equal rows a "

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any
 from uuid import uuid4
 
-from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_contents
+from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_digests
 from emtau_dask.data.row_random import Samples
 from emtau_dask.em.fit import FitSources, open_context
 from emtau_dask.em.history import FitObserver
@@ -20,7 +20,7 @@ from emtau_dask.errors import InvalidDataError, SingularComponentError, features
 from emtau_dask.estimator.fitting import fit_session
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import Chosen, Seeds
-from emtau_dask.execution.workers import prove_access
+from emtau_dask.execution.workers import verify_access
 from emtau_dask.interrupts import interrupt_saying
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.policies.registry import as_policy, describe_policy
@@ -243,15 +243,15 @@ def _begun(
         return entry, problem
     checkpoint.prepare()
     executor, observer = problem.executor, problem.context.observer
-    prove_access(executor.client, checkpoint.objects, named)  # The fits say in what workers differ.
+    verify_access(executor.client, checkpoint.objects, named)  # The fits say in what workers differ.
     found = [
-        one for name, source in named.items() for one in sampled_contents(source, name, executor, observer)
+        one for name, source in named.items() for one in sampled_digests(source, name, executor, observer)
     ]
     samples = tuple((one.source, one.made_on, one.chunk, one.digest.hex()) for one in found)
     entry = checkpoint.begin(replace(entry, settings=_stored(settings), samples=samples))
-    contents = entry.contents()
-    contents.compare(found, problem.chunk_ranges)
-    return entry, replace(problem, context=replace(problem.context, contents=contents))
+    verifier = entry.verifier()
+    verifier.compare(found, problem.chunk_ranges)
+    return entry, replace(problem, context=replace(problem.context, verifier=verifier))
 
 
 def _stored(settings: SelectionSettings) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Commits: exclusive creation, digests, removal of old ones; the beginning and opening of runs.
+"""The commits of a run: creation, verification, removal of old ones; starting and opening a run.
 
 A commit is the metadata document of a zarr group, ``commits/<n>/zarr.json``, whose attributes are its
 manifest. Of two processes, the one that creates commit n + 1 continues the run. Nothing that one of the two
@@ -39,14 +39,13 @@ from emtau_dask.storage.objects import (
     read_document,
 )
 
-KEPT = 2
-MAX_MANIFEST_BYTES = 2**26
-MAX_ROOT_BYTES = 2**16
+KEPT_COMMITS = 2
+MAX_MANIFEST_BYTES, MAX_ROOT_BYTES = 2**26, 2**16
 COMMIT_KEY = re.compile(r"commits/(0|[1-9][0-9]{0,11})/zarr\.json")
 WRITTEN_KEY = re.compile(
     r"attempts/(?P<attempt>(?P<base>[0-9]{1,15})-[0-9a-f]{32})/|commits/(?P<number>[0-9]{1,15})/"
 )
-"""Begins the keys of an attempt or of a commit."""
+"""The beginning of the keys of an attempt or of a commit."""
 FORMAT, VERSION = "emtau-checkpoint", 7
 
 
@@ -100,16 +99,16 @@ class CommitLog:
         return manifest
 
     def keep(self, number: int, references: Iterable[str]) -> None:
-        """Remember the references of a commit that this process wrote or resumes from."""
+        """Keep the objects of a commit that this process wrote or resumes from."""
         self._kept[number] = frozenset(references)
         self._candidates |= self._kept[number]
 
     def written(self, keys: Iterable[str]) -> None:
-        """Remember objects that this process wrote."""
+        """Add objects that this process wrote; those that no kept commit refers to are removed later."""
         self._candidates.update(keys)
 
     def append(self, manifest: Mapping[str, Any], references: Iterable[str]) -> None:
-        """Create the next commit, and remove what only older ones referred to.
+        """Create the next commit, and remove objects that only older ones refer to.
 
         ``run`` and ``number`` are added to ``manifest``, which is JSON. ``references`` are the keys of all
         objects that it refers to; these must be durable already.
@@ -118,7 +117,7 @@ class CommitLog:
         `CheckpointError` if the store failed, or if the manifest would be too long; then the last
         commit stays the newest.
         """
-        with self.watched():
+        with self.takeover_errors():
             number = self.last + 1
             document = digested_document({**manifest, "run": self.run, "number": number})
             if len(document) > MAX_MANIFEST_BYTES:
@@ -137,7 +136,7 @@ class CommitLog:
                 raise
             self.last = number
             self.keep(number, references)
-            while len(self._kept) > KEPT:
+            while len(self._kept) > KEPT_COMMITS:
                 del self._kept[min(self._kept)]
             stale = [older for older in self.numbers() if older < number and older not in self._kept]
             self.objects.delete([_commit_key(older) for older in stale])
@@ -146,7 +145,7 @@ class CommitLog:
             self._candidates -= unused
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def takeover_errors(self) -> Iterator[None]:
         """Raise `CheckpointTakenError` instead of an error that another process has caused.
 
         A process that continues the run removes objects that this one still needs.
@@ -164,16 +163,16 @@ class CommitLog:
                 pass
             raise
 
-    def standing(self) -> str:
+    def resume_advice(self) -> str:
         """Return a sentence on what can be resumed after the store has failed; reads the store."""
         with suppress(CheckpointError):
             if numbers := self.numbers():
                 self.read(numbers[-1])
                 return f"The last commit, {numbers[-1]}, is intact, and the run can be resumed from it."
-        return self.remembered()
+        return self.offline_advice()
 
-    def remembered(self) -> str:
-        """Return a sentence on what can be resumed, as far as this process knows."""
+    def offline_advice(self) -> str:
+        """Return the same as `resume_advice`, without reading the store."""
         if self.last < 0:
             return "There is no commit yet, so nothing can be resumed; begin again."
         return f"Its last commit is {self.last}: the run can be resumed once that can be read again."

@@ -53,11 +53,11 @@ _DENIED = {
     "SMBAuthenticationError",
 }
 _DENIALS = ("Forbidden", "530 ")
-"""Begins the messages of errors whose class says nothing; 530 is FTP's."""
+"""The beginnings of messages for denied access if the error's class does not say so; 530 is FTP's."""
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the kind of an error and what it says, on one line without a full stop."""
+    """Return the type and the message of an error, on one line without a full stop."""
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(" .:")
 
 
@@ -66,8 +66,8 @@ def remedy_of(
 ) -> str:
     """Return what is wrong and what to do about it, without a full stop.
 
-    Where a disk is full, it says how much room there is at the local path ``place``. For errors without
-    a known remedy it is ``otherwise``.
+    For a full disk it says how much is free at the local path ``place``. For errors without a known remedy
+    it is ``otherwise``.
     """
     number = error.errno if isinstance(error, OSError) else None
     text = _REMEDIES.get(number or 0, otherwise)
@@ -76,7 +76,7 @@ def remedy_of(
 
 @contextmanager
 def writing_errors(what: str, place: str | Path) -> Iterator[None]:
-    """Raise `StorageError` for whatever the system says while ``what`` is written to a local path."""
+    """Raise `StorageError` for errors of the system while ``what`` is written to a local path."""
     try:
         yield
     except EmtauError:
@@ -89,7 +89,7 @@ def writing_errors(what: str, place: str | Path) -> Iterator[None]:
 
 
 def _room_at(place: str | Path | None) -> str:
-    """Return how much of a path's file system is free, in brackets; nothing where that is not known."""
+    """Return how much of a path's file system is free, in brackets; "" if that is not known."""
     if place is None:
         return ""
     path = Path(place)
@@ -103,7 +103,7 @@ def _room_at(place: str | Path | None) -> str:
 
 
 # Error classes are recognised by name, since most belong to packages that may be missing.
-_BROKEN_OFF = {
+_INTERRUPTED = {
     "ClientPayloadError",
     "ConnectionResetError",
     "IncompleteRead",
@@ -122,15 +122,15 @@ def _status(error: BaseException) -> int:
     return status if isinstance(status, int) else 0
 
 
-def is_of_the_server(error: Exception) -> bool:
-    """Return whether an error is of the server, so that it does not say whether a file exists."""
-    known = _kinds(error) & (_BROKEN_OFF | _UNREACHABLE | _DENIED)
+def is_server_error(error: Exception) -> bool:
+    """Return whether an error is one of the server, which does not say whether a file exists."""
+    known = _kinds(error) & (_INTERRUPTED | _UNREACHABLE | _DENIED)
     return bool(known) or _status(error) in (401, 403) or _status(error) >= 500
 
 
-def is_passing(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Return whether the same request may succeed a moment later."""
-    return bool(_kinds(error) & _BROKEN_OFF) or getattr(error, "status", 0) in (500, 502, 503, 504)
+    return bool(_kinds(error) & _INTERRUPTED) or getattr(error, "status", 0) in (500, 502, 503, 504)
 
 
 def is_unreachable(error: Exception) -> bool:
@@ -170,7 +170,7 @@ def remote_remedy(error: Exception) -> str:
         )
     if kinds & _UNREACHABLE:
         return "The server does not answer: check the network and the endpoint (for s3:// AWS_ENDPOINT_URL)"
-    if kinds & _BROKEN_OFF or isinstance(error, OSError) or _status(error) >= 500:
+    if kinds & _INTERRUPTED or isinstance(error, OSError) or _status(error) >= 500:
         return "The server failed, or the connection to it: try again"
     return "Restore it, or write it again"
 
@@ -179,7 +179,7 @@ def remote_remedy(error: Exception) -> str:
 def read_errors(what: str, *, remote: bool) -> Iterator[None]:
     """Raise `InvalidDataError` for any error while ``what``, which begins the message, is read.
 
-    ``remote`` says that it is behind a URL, where other remedies fit.
+    ``remote`` says that it is behind a URL, for which there are other remedies.
     """
     try:
         with shutdown_named():

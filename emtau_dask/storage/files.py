@@ -34,11 +34,11 @@ from emtau_dask.interrupts import Calls, Stop, Threads
 from emtau_dask.process import of_process
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What ``link`` says on file systems that have no hard links, such as FAT and many of FUSE and SMB."""
+"""Errors of ``link`` on file systems without hard links, such as FAT and many of FUSE and SMB."""
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 T = TypeVar("T")
 R = TypeVar("R")
-PARALLEL = 16
+MAX_THREADS = 16
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LOCK, UNLOCKED = "lock", "lock.new"
 
@@ -116,7 +116,7 @@ def paths_below(folder: str | Path, *, changing: bool = False) -> Iterator[str]:
     ----------
     folder : str or Path
     changing : bool, default=False
-        Whether folders may come and go meanwhile, this one too.
+        Whether other processes may make and remove folders at the same time, even this one.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def paths_below(folder: str | Path, *, changing: bool = False) -> Iterator[str]:
 
 
 def check_listed(folder: str | Path) -> None:
-    """Raise `OSError` where a folder cannot be listed."""
+    """Raise `OSError` if a folder cannot be listed."""
     with os.scandir(folder):
         pass
 
@@ -155,12 +155,12 @@ def _kind(mode: int) -> str:
 def give_free_name(source: Path, target: Path) -> None:
     """Give the file ``source`` the name ``target``; its old name may be gone afterwards.
 
-    By a hard link; where there are none, by Linux's rename that replaces nothing.
+    It makes a hard link; on file systems without them, it uses Linux's rename that replaces nothing.
 
     Raises
     ------
     FileExistsError
-        There is a ``target`` already, which is left as it is.
+        There is a ``target`` already, which is unchanged.
     OSError
         With ``ENOTSUP`` where the file system can do neither.
     """
@@ -174,7 +174,7 @@ def give_free_name(source: Path, target: Path) -> None:
 
 @cache
 def _renameat2() -> Any:
-    """Return the C library's function; None where it has none, as on other systems than Linux."""
+    """Return the C library's function; None if there is none, as on other systems than Linux."""
     return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
@@ -191,18 +191,18 @@ def _rename_to_free_name(source: Path, target: Path) -> None:
 
 
 class WaitingThreads:
-    """Threads that a process keeps, because to start them takes longer than most calls."""
+    """Threads that a process keeps, because starting them takes longer than most calls."""
 
     def __init__(self) -> None:
         self._own = threading.local()
-        self._threads = Threads(PARALLEL, "emtau-objects")
+        self._threads = Threads(MAX_THREADS, "emtau-objects")
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Return ``function`` of every item, computed side by side.
+        """Return ``function`` of every item, computed in parallel.
 
-        All calls have ended when this one does, also where one of them raises; after an interrupt they are
-        waited for a second at most. Of several errors it raises the first item's. Within such a call, items
-        are computed one after another.
+        It returns after all calls have ended, even if one of them raises; after an interrupt it waits for
+        them for at most a second. Of several errors it raises that of the first item. Nested calls compute
+        their items one after another.
         """
         todo = list(items)
         if len(todo) < 2 or getattr(self._own, "inside", False):
@@ -237,8 +237,8 @@ def each(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 class ScratchFolder:
     """A temporary folder; leftovers of processes of this user that died on this host are removed.
 
-    A folder is no leftover where there is no boot id or no lock, or where it was made through another
-    mount. The folder is removed with this object, at the latest when the interpreter of its process ends.
+    A folder without boot id or lock, or made through another mount, is never removed as a leftover. The
+    folder is removed with this object, at the latest when the interpreter of its process ends.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ class ScratchFolder:
     place : str or None
         The folder that it is made in, which need not exist; None for the default of `tempfile`.
     rescue : callable (Path) -> None
-        Called with every folder before it is removed, this one or a leftover; where it
+        Called with every folder before it is removed, this one or a leftover; if it
         raises, the folder stays.
 
     Attributes
@@ -285,7 +285,7 @@ class ScratchFolder:
             raise
 
     def remove(self) -> None:
-        """Remove the folder with all that it holds."""
+        """Remove the folder and its contents."""
         if os.getpid() == self._maker:
             self._rescue(self.path)  # While it is locked: nobody else takes it for a leftover yet.
         if self._lock is not None:
@@ -316,7 +316,7 @@ def _mount(folder: Path) -> str:
 
 
 def _locked(folder: Path) -> BinaryIO | None:
-    """Return a folder's lock, held until it is closed; None where there can be none.
+    """Return a folder's lock, which lasts until it is closed; None if it cannot be locked.
 
     It gets its name only when it is locked; else another process could take the folder for a leftover.
     """
@@ -330,7 +330,7 @@ def _locked(folder: Path) -> BinaryIO | None:
 
 
 def _remove_leftovers(place: Path, prefix: str, rescue: Callable[[Path], None]) -> None:
-    """Remove this user's folders of that prefix whose lock nobody holds; each OSError leaves one as it is."""
+    """Remove this user's folders of that prefix that nobody has locked; after an OSError a folder stays."""
     for folder in place.glob(f"{glob.escape(prefix)}*"):
         with suppress(OSError):
             if folder.lstat().st_uid != os.getuid():

@@ -1,10 +1,11 @@
-"""The kind of what is at a path or URL, and the files that a pattern names."""
+"""The kind of data at a path or URL, and the files that match a pattern."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
 
@@ -17,66 +18,87 @@ from emtau_dask.storage.files import check_listed, read_regular, stream_at
 from emtau_dask.storage.urls import Url, is_url, plain_path, suffix_of
 from emtau_dask.storage.zarr_check import document_at
 
-READABLE = {
-    ".npy": "a .npy file",
-    ".parquet": "a parquet file",
-    ".pq": "a parquet file",
-    ".csv": "a CSV table",
-    ".tsv": "a table of text",
-}
-OTHER_ENDINGS = {
-    ".npz": "an .npz archive",
-    ".feather": "an Arrow file",
-    ".arrow": "an Arrow file",
-    ".h5": "an HDF5 file",
-    ".hdf5": "an HDF5 file",
-    ".nc": "a netCDF file",
-    ".nc4": "a netCDF file",
-    ".pkl": "a pickle",
-    ".joblib": "a pickle",
-    ".orc": "an ORC file",
-    ".json": "a JSON file",
-    ".jsonl": "a JSON file",
-    ".html": "a page of HTML",
-    ".xls": "an Excel file",
-    ".xlsx": "an Excel file",
-    ".zip": "a zip archive",
-    ".gz": "a gzip file",
-    ".bz2": "a compressed file",
-    ".xz": "a compressed file",
-    ".zst": "a compressed file",
-}
-BEGINNINGS = {
-    b"\x93NUMPY": "a .npy file",
-    b"PAR1": "a parquet file",
-    b"PK\x03\x04": "a zip archive",
-    b"\x89HDF": "an HDF5 file",
-    b"ARROW1": "an Arrow file",
-    b"\x1f\x8b": "a gzip file",
-}
 OWN_GROUPS = {
     "emtau-checkpoint": "the checkpoint of a fit",
     "emtau-model": "a saved model",
     "emtau-labels": "a group of labels",
 }
 FOLDERS = ("a folder", "a zarr array", "a zarr group", "a dataset")
-REMEDIES = {
-    "an .npz archive": "Take its array out: numpy.save('rows.npy', numpy.load(path)[name])",
-    "a .npy file": "Give it the ending .npy",
-    "a parquet file": "Give it the ending .parquet",
-    "a netCDF file": "Name its features: --features A,B, or fit(xarray.open_dataset(path), features=[...])",
-}
-"""Remedies for data that are not read."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of files: its kind with an article, its endings, and the bytes that its files begin with.
+
+    ``read`` says whether its rows are read (`data.opening`). Where not, ``remedy`` says what to do.
+    """
+
+    kind: str
+    endings: tuple[str, ...] = ()
+    beginning: bytes = b""
+    read: bool = False
+    remedy: str = "Give a zarr array or group, a .npy, a parquet or a CSV file"
+
+
+NPY = Format("a .npy file", (".npy",), b"\x93NUMPY", True, "Give it the ending .npy")
+PARQUET = Format("a parquet file", (".parquet", ".pq"), b"PAR1", True, "Give it the ending .parquet")
+CSV = Format("a CSV table", (".csv",), read=True)
+TSV = Format("a table of text", (".tsv",), read=True)
+FORMATS = (
+    NPY,
+    PARQUET,
+    CSV,
+    TSV,
+    Format(
+        "an .npz archive",
+        (".npz",),
+        remedy="Take its array out: numpy.save('rows.npy', numpy.load(path)[name])",
+    ),
+    Format("an Arrow file", (".feather", ".arrow"), b"ARROW1"),
+    Format("an HDF5 file", (".h5", ".hdf5"), b"\x89HDF"),
+    Format(
+        "a netCDF file",
+        (".nc", ".nc4"),
+        remedy="Name its features: --features A,B, or fit(xarray.open_dataset(path), features=[...])",
+    ),
+    Format(
+        "a raster image",
+        (".tif", ".tiff"),
+        remedy="Open it in Python: fit(rioxarray.open_rasterio(path, chunks=True), features='band')",
+    ),
+    Format(
+        "an AnnData file",
+        (".h5ad",),
+        remedy="Write it once as zarr, adata.write_zarr('cells.zarr'), and give that with --array obsm/X_pca",
+    ),
+    Format("a pickle", (".pkl", ".joblib")),
+    Format("an ORC file", (".orc",)),
+    Format("a JSON file", (".json", ".jsonl")),
+    Format("a page of HTML", (".html",)),
+    Format("an Excel file", (".xls", ".xlsx")),
+    Format("a zip archive", (".zip",), b"PK\x03\x04"),
+    Format("a gzip file", (".gz",), b"\x1f\x8b"),
+    Format("a compressed file", (".bz2", ".xz", ".zst")),
+)
+"""All but zarr, which is a folder. The ending of a file decides, where it is known."""
+ENDINGS_OF_ROWS = (".zarr", *(ending for format in FORMATS if format.read for ending in format.endings))
 Place = str | Sequence[str]
 
 
 def kind_by_ending(path: str) -> str | None:
     """Return the kind by the ending of a path or URL, with an article; None if the ending is unknown."""
-    return {**READABLE, **OTHER_ENDINGS}.get(suffix_of(path).lower())
+    found = format_by_ending(path)
+    return None if found is None else found.kind
+
+
+def format_by_ending(path: str) -> Format | None:
+    """Return the format by the ending of a path or URL; None if the ending is unknown."""
+    ending = suffix_of(path).lower()
+    return next((found for found in FORMATS if ending in found.endings), None)
 
 
 def kind_of(path: str) -> str | None:
-    """Return the kind of what is at a path, with an article; None for nothing, plain text, and unknown kinds.
+    """Return the kind of data at a path, with an article; None for nothing, plain text and unknown kinds.
 
     For a URL the ending decides, and nothing is opened.
     """
@@ -89,11 +111,12 @@ def kind_of(path: str) -> str | None:
             return _kind_of_folder(place)
         if not place.is_file():
             return None
-        beginning = read_regular(place, 0, max(map(len, BEGINNINGS))).tobytes()
+        beginning = read_regular(place, 0, max(len(known.beginning) for known in FORMATS)).tobytes()
     except (OSError, ValueError):
         return None
-    found = (kind for start, kind in BEGINNINGS.items() if beginning.startswith(start))
-    return kind_by_ending(path) or next(found, None)
+    starts = (known for known in FORMATS if known.beginning and beginning.startswith(known.beginning))
+    found = format_by_ending(path) or next(starts, None)
+    return None if found is None else found.kind
 
 
 def check_readable(path: str, array: str | None) -> None:
@@ -111,7 +134,7 @@ def check_readable(path: str, array: str | None) -> None:
     if kind is None or kind in FOLDERS:
         return
     if kind not in OWN_GROUPS.values():
-        remedy = REMEDIES.get(kind, "Give a zarr array or group, a .npy, a parquet or a CSV file")
+        remedy = next((known.remedy for known in FORMATS if known.kind == kind), Format.remedy)
         raise InvalidDataError(f"{path} is {kind}, which is not read as rows. {remedy}.")
     if array is None:
         raise InvalidDataError(f"{path} is {kind}, not rows. Give the data, or the name of an array in it.")

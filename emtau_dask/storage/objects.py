@@ -1,12 +1,12 @@
-"""The port of stores: named objects of a run, arrays as objects, digests.
+"""The port of object stores, arrays as objects, and digests.
 
 An object is bytes under a key such as ``commits/3/zarr.json``. It is written whole or not at all, and
 not changed afterwards. A store is a folder, an fsspec URL, or a zarr store of the user's.
 `ObjectStore.create` decides which of several processes writes a commit.
 
-The metadata documents are zarr's own, so ``zarr.open`` reads what is written here. This module does
-not trust them when it reads, because a checkpoint may be untrusted: it compares a chunk's bytes
-with their digest, and their decoded size with the expected one.
+The metadata documents are zarr's own, so ``zarr.open`` reads the arrays. This module does not use them to
+read, because a checkpoint may be untrusted: it compares the bytes of a chunk with their digest, and their
+decoded size with the expected one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CLAIM = "replacing"
 PROBES = "probe"
 """The folder in which processes test a store before a run begins; they remove what they write."""
 ROOT_DOCUMENT = "zarr.json"
-LEVEL = 1
+ZSTD_LEVEL = 1
 
 
 @runtime_checkable
@@ -58,7 +58,7 @@ class ObjectStore(Protocol):
 
     @property
     def location(self) -> str:
-        """Names the store in messages."""
+        """The name of the store in messages."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class ObjectStore(Protocol):
 
     @property
     def exclusive(self) -> bool:
-        """Whether `create` is certain to let only one of several processes win."""
+        """Whether `create` certainly succeeds in only one of several processes."""
         ...
 
     def prepare(self) -> None:
@@ -92,7 +92,7 @@ class ObjectStore(Protocol):
         ...
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Make objects survive a loss of power, if writing them does not do so already."""
+        """Make objects durable, so that they survive a loss of power; a store may do so when it writes."""
         return
 
     def list(self, prefix: str) -> list[str]:
@@ -137,7 +137,7 @@ def storage_errors(
 
 
 def is_remnant(key: str) -> bool:
-    """Return whether an object may be a remnant of a process that ended before it had begun a run."""
+    """Return whether an object may be left from a process that ended before its run began."""
     return key.startswith(f"{PROBES}/") or PARTIAL_NAME.fullmatch(key) is not None
 
 
@@ -151,8 +151,8 @@ def begun_elsewhere(objects: ObjectStore) -> CheckpointTakenError:
 def copy_new(source: ObjectStore, target: ObjectStore) -> None:
     """Copy all objects into an empty store, the root document last; after a failure nothing stays.
 
-    Of several processes that do this at once one succeeds; others raise `CheckpointExistsError`, as does
-    one that finds remnants. A store that fails raises `CheckpointError`.
+    Of several processes that copy at once, one succeeds; the others raise `CheckpointExistsError`, as does
+    one that finds remnants. If a store fails, it raises `CheckpointError`.
     """
     first, *others = [key for key in source.list("") if key != ROOT_DOCUMENT]
     limit = sys.maxsize - 1
@@ -189,7 +189,7 @@ def digested_document(content: Mapping[str, Any]) -> bytes:
 
 
 def canonical(content: Any) -> bytes:
-    """Return the form of JSON that is digested."""
+    """Return the canonical JSON, of which digests are computed."""
     return json.dumps(content, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -239,7 +239,7 @@ class ArrayLayout:
     def document(self) -> bytes:
         """Return the metadata document that zarr itself writes."""
         plain = BytesCodec() if np.dtype(self.dtype).itemsize == 1 else BytesCodec(endian="little")
-        codecs = [plain.to_dict(), *([ZstdCodec(level=LEVEL).to_dict()] if self.compressed else [])]
+        codecs = [plain.to_dict(), *([ZstdCodec(level=ZSTD_LEVEL).to_dict()] if self.compressed else [])]
         metadata = ArrayV3Metadata.from_dict(
             {
                 "zarr_format": 3,
@@ -281,13 +281,13 @@ def _decoded(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: str
 
 def compress(values: NDArray[Any]) -> bytes:
     """Return the bytes of `encode`, compressed by zstd."""
-    return bytes(Zstd(level=LEVEL).encode(np.frombuffer(encode(values), dtype=np.uint8)))
+    return bytes(Zstd(level=ZSTD_LEVEL).encode(np.frombuffer(encode(values), dtype=np.uint8)))
 
 
 def decompress(data: bytes, shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
     """Return the values, read-only, that were given to `compress`; raises as `decode` does."""
     try:
-        found = Zstd(level=LEVEL).decode(data)
+        found = Zstd(level=ZSTD_LEVEL).decode(data)
     except (RuntimeError, ValueError) as error:
         raise CheckpointCorruptError(f"{where} cannot be decoded: {error}.") from error
     return _decoded(found, shape, dtype, where)

@@ -1,8 +1,8 @@
-"""Results that appear at their place complete or not at all: zarr groups, tables, pages.
+"""Results that appear at their path complete or not at all: zarr groups, tables, pages.
 
-A folder or file is written in a scratch folder beside its place, which its process locks (`storage.files`),
-and is renamed when it is complete. The old result is first moved into the same scratch folder. If the
-process is killed in between, the next one that writes there moves the old result back.
+A folder or file is written in a scratch folder next to its path, which its process locks (`storage.files`),
+and is renamed when it is complete. The old result is first moved into the scratch folder. If the process is
+killed in between, the next process that writes there moves the old result back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OURS = re.compile(
 def published(path: Path, *, replaceable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Yield a free path for a folder or file that appears at ``path`` when the block ends without an error.
 
-    The free path is on the same file system. Of several processes that do this at once one succeeds; with
+    The free path is on the same file system. Of several processes that publish at once, one succeeds; with
     ``replaceable`` the last result stays.
 
     Parameters
@@ -208,7 +208,7 @@ def refuse_inputs(path: Path, inputs: Sequence[str | Path]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `EmtauError` unless files can be written beside ``path``; folders above it are made."""
+    """Raise `EmtauError` unless files can be written next to ``path``; folders above it are made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -234,7 +234,7 @@ def run_that_wrote(path: Path) -> object:
 def replacing(path: Path, *, overwrite: bool, kind: ResultKind = GROUP) -> Iterator[Path]:
     """Yield a free path for a result that appears at ``path`` after the block; see `published`.
 
-    With ``overwrite`` it replaces one of its kind that emtau wrote, also one that appears there meanwhile.
+    With ``overwrite`` it replaces one of its kind that emtau wrote, even one that appears during the block.
     Raises `EmtauError` if something else is at ``path``, before the block or after it.
     """
     with (

@@ -1,9 +1,9 @@
 """Row state in zarr: which rows are active, and the row arrays of a policy.
 
-A task writes the state of its chunks as one object, the rows of one chunk after those of another, padded to
-one length. The object is under the number of its first chunk in one regular array, so no two tasks write the
-same object. State is never changed in place: a step writes new objects. For a chunk that is skipped, or
-whose state does not change, nothing is written; its object stays in use, whichever chunks share it.
+A task writes the state of its chunks as one object: the rows of the chunks one after another, padded to one
+length. The key of the object has the number of its first chunk, so no two tasks write the same object. State
+is never changed in place: each step writes new objects. Nothing is written for a chunk that is skipped or
+whose state does not change; its object stays in use.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.errors import CheckpointCorruptError, CheckpointError
-from emtau_dask.process import Proofs, of_process, this_process
+from emtau_dask.process import VerifiedTokens, of_process, this_process
 from emtau_dask.storage.objects import ArrayLayout, ObjectStore, compress, decompress, digest, read_verified
 
-MAX_WITNESS_BYTES = 2**16
+MAX_MARKER_BYTES = 2**16
+"""Maximum size of a marker (bytes)."""
 SHARING_ROWS = 2**14
 """Maximum rows of a chunk that shares an object; longer chunks are written before their task ends."""
 OBJECT_ROWS = 2**16
 """Maximum rows of an object that several chunks share."""
 RECENT_BYTES = 2**24
-"""Maximum bytes of decoded shared objects that a process caches while tasks read chunk after chunk."""
+"""Maximum size of the decoded shared objects that a process caches (bytes)."""
 
 
 def most_object_rows(chunk_rows: Iterable[tuple[int, int]]) -> int:
-    """Return the rows of the longest object that chunks can need, from pairs of length and number of chunks.
+    """Return the maximum rows of an object: of the longest chunk, or of all chunks that may share one.
 
-    That is the longest chunk, or the total of the chunks that may share an object.
+    ``chunk_rows`` are pairs of length and number of chunks.
     """
     longest = sharing = 0
     for rows, count in chunk_rows:
@@ -50,8 +51,8 @@ def most_object_rows(chunk_rows: Iterable[tuple[int, int]]) -> int:
 class RowFields:
     """The row arrays of a policy, as fields of one array; ``object_rows`` is the length of every object.
 
-    Each of ``dtypes`` is the smallest that fits its array; the widest of them is stored. Inactive rows have
-    their values in the arrays that are ``kept``, and 0 in the others.
+    Each of ``dtypes`` is the smallest that fits its array; all are stored as the widest of them. Inactive
+    rows keep their values in the arrays ``kept``, and have 0 in the others.
     """
 
     names: tuple[str, ...]
@@ -86,7 +87,7 @@ class RowFields:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes of an object; zstd adds little to what it cannot compress."""
+        """The maximum size of an object (bytes); zstd adds little to values that it cannot compress."""
         return self.nbytes + self.nbytes // 128 + 1024
 
 
@@ -108,26 +109,25 @@ class StateObject:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotState:
-    """The place of a chunk's newest state: an object, and the chunk's first row there. Tasks carry it."""
+class RowStateRef:
+    """A reference to the newest row state of a chunk: an object, and the chunk's first row there."""
 
     object: StateObject
     first_row: int
 
     @property
     def place(self) -> tuple[str, int]:
-        """Identifies the values: the digest of the object, and the first row."""
+        """The digest of the object and the first row, which identify the values."""
         return self.object.sha256, self.first_row
 
     def read(self, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
         """Return the values of a chunk's rows, of shape (n_rows,) each, by name.
 
-        Raises `CheckpointCorruptError` as `StateObject.read` does, and for values that no policy can have
-        written.
+        Raises `CheckpointCorruptError` as `StateObject.read` does, and for values out of a field's range.
         """
-        return self.of(self.object.read(objects), n_rows, objects)
+        return self.taken_from(self.object.read(objects), n_rows, objects)
 
-    def of(self, values: NDArray[Any], n_rows: int, objects: ObjectStore) -> dict[str, NDArray[Any]]:
+    def taken_from(self, values: NDArray[Any], n_rows: int, objects: ObjectStore) -> dict[str, NDArray[Any]]:
         """Return the result of `read`, from the values of the object."""
         where, fields = f"{self.object.key} in {objects.location}", self.object.fields
         own = values[:, self.first_row : self.first_row + n_rows]
@@ -143,14 +143,14 @@ class SlotState:
 
 
 class RecentObjects:
-    """A cache of the shared objects that a process decoded last, for all threads; each is read once."""
+    """A cache of the shared objects that a process has decoded last; all threads use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._recent: dict[tuple[str, StateObject], Future[NDArray[Any]]] = {}
 
     def read(self, stored: StateObject, objects: ObjectStore) -> NDArray[Any]:
-        """Do as `StateObject.read`; while another thread reads the object, wait for it."""
+        """Return the same as `StateObject.read`; if another thread is reading the object, wait for it."""
         name = objects.location, stored
         own: Future[NDArray[Any]] | None = None
         with self._lock:
@@ -184,18 +184,19 @@ class RecentObjects:
                 held -= self._recent.pop(name).result().nbytes
 
 
-def read_slot(state: SlotState, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
-    """Do as `SlotState.read`, with a cache of decoded objects that other chunks may share."""
+def read_row_state(state: RowStateRef, objects: ObjectStore, n_rows: int) -> dict[str, NDArray[Any]]:
+    """Return the same as `RowStateRef.read`, from a cache of decoded objects that chunks share."""
     if n_rows > SHARING_ROWS:
         return state.read(objects, n_rows)
-    return state.of(of_process(RecentObjects).read(state.object, objects), n_rows, objects)
+    values = of_process(RecentObjects).read(state.object, objects)
+    return state.taken_from(values, n_rows, objects)
 
 
 @dataclass(frozen=True)
-class Witness:
-    """An object of the fitting process: another process that finds it sees the same store.
+class StoreMarker:
+    """An object of the fitting process; another process that finds it sees the same store.
 
-    A process that has found it remembers ``token``, and does not look again.
+    A process that has found it remembers the ``token``, and does not look again.
     """
 
     key: str
@@ -203,18 +204,18 @@ class Witness:
     token: str
 
     @classmethod
-    def of(cls, key: str, data: bytes) -> Witness:
-        """Return the witness of an object that this process has written."""
-        witness = cls(key, digest(data), uuid4().hex)
-        of_process(Proofs).settle(witness.token)
-        return witness
+    def of(cls, key: str, data: bytes) -> StoreMarker:
+        """Return the marker for an object that this process has written."""
+        marker = cls(key, digest(data), uuid4().hex)
+        of_process(VerifiedTokens).add(marker.token)
+        return marker
 
     def check(self, objects: ObjectStore) -> None:
-        """Raise `CheckpointError` if this process does not find the object; looks once."""
-        of_process(Proofs).once(self.token, lambda: self._look(objects))
+        """Raise `CheckpointError` if this process does not find the object; it looks once."""
+        of_process(VerifiedTokens).once(self.token, lambda: self._verify(objects))
 
-    def _look(self, objects: ObjectStore) -> None:
-        found = objects.get(self.key, MAX_WITNESS_BYTES)
+    def _verify(self, objects: ObjectStore) -> None:
+        found = objects.get(self.key, MAX_MARKER_BYTES)
         if found is None or digest(found) != self.sha256:
             raise CheckpointError(
                 f"{this_process()} cannot use {objects.location}, where row state goes: it does not find "
@@ -226,7 +227,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class RowStateWriter:
-    """Writes the row state of the tasks of one step, and reads that of earlier steps.
+    """Writes the row state of one step, and reads that of earlier steps; tasks carry it.
 
     The array of ``layout`` has the shape (steps, chunks, fields, rows of an object).
     """
@@ -235,26 +236,26 @@ class RowStateWriter:
     layout: ArrayLayout
     fields: RowFields
     step: int
-    witness: Witness
+    marker: StoreMarker
 
-    def write(self, states: Mapping[int, Mapping[str, NDArray[Any]]]) -> dict[int, SlotState]:
-        """Write the values of chunks, by chunk, as few objects as have room for them.
+    def write(self, states: Mapping[int, Mapping[str, NDArray[Any]]]) -> dict[int, RowStateRef]:
+        """Write the values of chunks, by chunk, to as few objects as possible; return the references.
 
-        The same values make the same objects. Raises `CheckpointError` if this process does not see the
+        Equal values make equal objects. Raises `CheckpointError` if this process does not see the
         store, or cannot write there.
         """
-        self.witness.check(self.objects)
+        self.marker.check(self.objects)
         lengths = {chunk: len(values[self.fields.names[0]]) for chunk, values in states.items()}
-        slots: dict[int, SlotState] = {}
+        refs: dict[int, RowStateRef] = {}
         for chunks in _groups(lengths, self.fields.object_rows):
             ends = list(accumulate([lengths[chunk] for chunk in chunks]))
-            slots |= self._written({chunk: states[chunk] for chunk in chunks}, ends)
-        return slots
+            refs |= self._write_object({chunk: states[chunk] for chunk in chunks}, ends)
+        return refs
 
-    def _written(
+    def _write_object(
         self, group: Mapping[int, Mapping[str, NDArray[Any]]], ends: Sequence[int]
-    ) -> dict[int, SlotState]:
-        """Write chunks that share an object, of which the rows of each end there at one of ``ends``."""
+    ) -> dict[int, RowStateRef]:
+        """Write chunks to one object; ``ends`` are the ends of their rows there."""
         fields = self.fields
         padded = np.zeros(fields.shape, dtype=fields.stored)
         for row, name in zip(padded, fields.names, strict=True):
@@ -264,16 +265,16 @@ class RowStateWriter:
         self.objects.put(key, data)
         stored = StateObject(key, digest(data), fields)
         begins = [0, *ends[:-1]]
-        return {chunk: SlotState(stored, begin) for chunk, begin in zip(group, begins, strict=True)}
+        return {chunk: RowStateRef(stored, begin) for chunk, begin in zip(group, begins, strict=True)}
 
-    def read(self, state: SlotState, n_rows: int) -> dict[str, NDArray[Any]]:
-        """Do as `read_slot`; raises `CheckpointError` also if this process does not see the store."""
-        self.witness.check(self.objects)
-        return read_slot(state, self.objects, n_rows)
+    def read(self, state: RowStateRef, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Do as `read_row_state`; raises `CheckpointError` also if this process does not see the store."""
+        self.marker.check(self.objects)
+        return read_row_state(state, self.objects, n_rows)
 
 
 def _groups(lengths: Mapping[int, int], most: int) -> Iterator[list[int]]:
-    """Yield chunks that share an object, ascending: as many as have ``most`` rows or fewer."""
+    """Yield the chunks of each object, ascending, with at most ``most`` rows together."""
     group: list[int] = []
     rows = 0
     for chunk in sorted(lengths):

@@ -38,9 +38,9 @@ from emtau_dask.storage.objects import (
 from emtau_dask.storage.urls import Url, plain_path
 
 CONDITIONAL_PUT = frozenset({"s3", "s3a", "gs", "gcs"})
-"""Protocols with a conditional PUT. On other file systems an object is looked for before it is written."""
-FOLDERS_MADE = 10
-"""Maximum attempts to make an object's folder, if others find it empty and remove it."""
+"""Protocols with a conditional PUT. Other file systems are asked for an object before it is written."""
+MAX_FOLDER_ATTEMPTS = 10
+"""Maximum attempts to make an object's folder, which others may find empty and remove."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,7 +97,7 @@ class UrlObjects(ObjectStore):
             return sorted(f"{prefix}{name}" for name in folder.find())
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects side by side."""
+        """Remove objects in parallel."""
         with self._errors("remove objects"):
             each(lambda key: (self.root / key).delete(), keys)
 
@@ -154,7 +154,7 @@ class LocalObjects(ObjectStore):
 
     @contextmanager
     def _written(self, path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
-        """Yield a temporary file beside ``path``; after an error nothing new is left."""
+        """Yield a temporary file next to ``path``; after an error it is removed."""
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
         try:
             with self._opened(partial) as file:
@@ -172,7 +172,7 @@ class LocalObjects(ObjectStore):
 
     def _opened(self, path: Path) -> io.FileIO:
         """Return a new file; its folder is made if it is missing, again if others remove it."""
-        for _ in range(FOLDERS_MADE):
+        for _ in range(MAX_FOLDER_ATTEMPTS):
             try:
                 return path.open("xb", buffering=0)
             except FileNotFoundError:
@@ -237,7 +237,7 @@ class LocalObjects(ObjectStore):
             self._remove_empty(self._path(folder))
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove a folder below the root, and those above it, as far as they are empty."""
+        """Remove a folder below the root and its parents, as long as they are empty."""
         while folder != Path(self.root) and folder.is_relative_to(self.root):
             try:
                 folder.rmdir()

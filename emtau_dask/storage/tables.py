@@ -6,7 +6,6 @@ They appear at their place complete or not at all, see `publishing`.
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,15 +14,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from emtau_dask.errors import EmtauError, InvalidDataError
 from emtau_dask.storage.files import opened_regular
+from emtau_dask.storage.locations import CSV, PARQUET, TSV
 from emtau_dask.storage.publishing import ResultKind, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PARQUET = (".parquet", ".pq")
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
+DELIMITERS = {**dict.fromkeys(CSV.endings, ","), **dict.fromkeys(TSV.endings, "\t")}
 GROUP_ROWS, GROUP_BYTES = 2**20, 2**25
 """Rows and bytes in memory at which a row group of parquet is written."""
+MAX_HEADER = 2**20
+"""Maximum characters of the first line of CSV that are looked at."""
 ATTRIBUTES = b"emtau"
 """Key of what parquet stores with its schema."""
 
@@ -41,13 +42,13 @@ def loaded_pyarrow() -> Any:
 
 def is_table(path: Path) -> bool:
     """Return whether a name ends as those of tables do."""
-    return path.suffix.lower() in (*PARQUET, *DELIMITERS)
+    return path.suffix.lower() in (*PARQUET.endings, *DELIMITERS)
 
 
 def holds(path: Path, kind: pa.DataType) -> bool:
     """Return whether the table of that name can hold values of a type: CSV only those that are text."""
     pa = loaded_pyarrow()
-    if path.suffix.lower() in PARQUET:
+    if path.suffix.lower() in PARQUET.endings:
         return True
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return False
@@ -67,6 +68,9 @@ class Table(Protocol):
     def finish(self) -> None:
         """Write what is still in memory."""
 
+    def abandon(self) -> None:
+        """Write nothing more: the file goes."""
+
 
 @contextmanager
 def new_table(
@@ -75,12 +79,16 @@ def new_table(
     """Yield a new table, whose name says its format; parquet stores ``attributes`` too. See `replacing`."""
     with replacing(path, overwrite=overwrite, kind=kind) as private, private.open("xb") as file:
         table: Table
-        if path.suffix.lower() in PARQUET:
+        if path.suffix.lower() in PARQUET.endings:
             table = _Parquet(file, schema.with_metadata({ATTRIBUTES: json.dumps(attributes)}))
         else:
             table = _Text(file, schema, DELIMITERS[path.suffix.lower()])
-        yield table
-        table.finish()
+        try:
+            yield table
+            table.finish()
+        except BaseException:
+            table.abandon()
+            raise
 
 
 class _Parquet:
@@ -102,6 +110,9 @@ class _Parquet:
         self._flush()
         self._writer.close()
 
+    def abandon(self) -> None:
+        self._writer.is_open = False  # Else it would be closed when it is collected, after its file.
+
     def _flush(self) -> None:
         if self._rows:
             self._writer.write_table(loaded_pyarrow().concat_tables(self._pending), GROUP_ROWS)
@@ -109,38 +120,27 @@ class _Parquet:
 
 
 class _Text:
-    """CSV in UTF-8: values in quotes only where they need them, nulls as nothing."""
+    """CSV in UTF-8: text in quotes, nulls as nothing."""
 
     def __init__(self, file: BinaryIO, schema: pa.Schema, delimiter: str) -> None:
-        self._file, self._delimiter = file, delimiter
-        header = io.StringIO()
-        csv.writer(header, delimiter=delimiter, lineterminator="\n").writerow(schema.names)
-        file.write(header.getvalue().encode())
+        pa = loaded_pyarrow()
+        from pyarrow.csv import CSVWriter, WriteOptions
+
+        def written(kind: Any) -> Any:
+            numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+            return kind if numeric else pa.large_string()
+
+        self._schema = pa.schema([(field.name, written(field.type)) for field in schema])
+        self._writer = CSVWriter(file, self._schema, write_options=WriteOptions(delimiter=delimiter))
 
     def append(self, rows: pa.Table) -> None:
-        pa = loaded_pyarrow()
-        import pyarrow.compute as pc
-
-        text = pa.large_string()
-        fields = [self._quoted(column.cast(text)) for column in rows.columns]
-        lines = pc.binary_join_element_wise(
-            *fields, pa.scalar(self._delimiter, text), null_handling="replace"
-        )
-        # As bytes: parquet may hold text that is not UTF-8.
-        self._file.writelines(line + b"\n" for line in lines.cast(pa.large_binary()).to_pylist())
+        self._writer.write_table(rows.cast(self._schema))
 
     def finish(self) -> None:
-        """Do nothing: lines are written as they come."""
+        self._writer.close()
 
-    def _quoted(self, text: pa.ChunkedArray) -> pa.ChunkedArray:
-        import pyarrow.compute as pc
-
-        special = pc.match_substring_regex(text, rf'["\r\n{self._delimiter}]')
-        if not pc.any(special).as_py():
-            return text
-        doubled = pc.replace_substring(text, '"', '""')
-        quote, nothing = (loaded_pyarrow().scalar(each, text.type) for each in ('"', ""))
-        return pc.if_else(special, pc.binary_join_element_wise(quote, doubled, quote, nothing), text)
+    def abandon(self) -> None:
+        self._writer.close()
 
 
 def columns_and_attributes(path: Path) -> tuple[list[str], dict[str, Any]]:
@@ -148,11 +148,12 @@ def columns_and_attributes(path: Path) -> tuple[list[str], dict[str, Any]]:
     try:
         with opened_regular(path):
             pass
-        if path.suffix.lower() in PARQUET:
+        if path.suffix.lower() in PARQUET.endings:
             with path.open("rb") as file:
                 schema = loaded_pyarrow().parquet.read_schema(file)
             return schema.names, dict(json.loads((schema.metadata or {}).get(ATTRIBUTES, b"{}")))
         with path.open(encoding="utf-8", newline="") as text:
-            return next(csv.reader(text, delimiter=DELIMITERS[path.suffix.lower()]), []), {}
-    except (OSError, ValueError, csv.Error, EmtauError):
+            first = text.readline(MAX_HEADER)
+        return next(csv.reader([first], delimiter=DELIMITERS[path.suffix.lower()]), []), {}
+    except (OSError, ValueError, TypeError, NotImplementedError, csv.Error, EmtauError):
         return [], {}

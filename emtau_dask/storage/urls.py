@@ -1,10 +1,10 @@
-"""What lies behind fsspec's URLs: opened, listed, written as text.
+"""Files and folders behind fsspec's URLs: read, listed, written.
 
-Reading by URL bounds the number of attempts and the waiting. Credentials, endpoints and the like are fsspec's
+The number of attempts and the waiting time are bounded. Credentials, endpoints and the like are fsspec's
 configuration: files in ``~/.config/fsspec``, or variables such as ``FSSPEC_S3``.
 
-zarr's own, `zarr.storage.FsspecStore`, holds an asynchronous file system, whose connections are bound to
-one event loop, do not outlive a fork, and are not closed.
+`zarr.storage.FsspecStore` is not used: its asynchronous file system has connections that are bound to one
+event loop, do not survive a fork, and are not closed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from emtau_dask.errors import InvalidDataError, masked_url
 from emtau_dask.process import of_process
 from emtau_dask.storage.errors import (
     is_conflict,
-    is_of_the_server,
-    is_passing,
+    is_server_error,
+    is_temporary,
     is_unreachable,
     read_errors,
 )
@@ -45,11 +45,11 @@ EXTRAS = {**dict.fromkeys(S3, "s3"), **dict.fromkeys(GS, "gs")}
 ATTEMPTS = 3
 FIRST_PAUSE = 0.2
 CONFLICT_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""Seconds, about, between attempts after the server has answered with a conflict."""
+"""Approximate pauses between attempts after the server has answered with a conflict (seconds)."""
 CONNECT_SECONDS, READ_SECONDS = 5, 15
-"""The longest waits for a server: for a connection, and from one byte to the next."""
-SLOWEST_UPLOAD = 2**16
-"""Bytes a second below which an upload is given up."""
+"""Maximum waits for a server: for a connection, and between two bytes."""
+MIN_UPLOAD_SPEED = 2**16
+"""Minimum speed of an upload (bytes per second)."""
 REPLACED = (
     "Either it was replaced since it was opened: open it anew; or its server ignores ranges: use another, or "
     "a local copy."
@@ -63,7 +63,7 @@ def is_url(path: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """Return the local path that a ``file://`` URL means, or one with ``~``; anything else as it is."""
+    """Return the local path of a ``file://`` URL or of a path with ``~``; anything else unchanged."""
     if path.startswith(("file://", "local://")):
         return str(LocalFileSystem._strip_protocol(path))
     return with_home(path)
@@ -76,7 +76,7 @@ def suffix_of(path: str) -> str:
 
 
 def protocol_of(url: str) -> str:
-    """Return what a URL begins with, such as ``s3``."""
+    """Return the protocol of a URL, such as ``s3``."""
     return url.partition("://")[0].partition("::")[0]
 
 
@@ -104,7 +104,7 @@ class Opener:
 
     @property
     def filesystem_class(self) -> Any:
-        """The class; raises `InvalidDataError` where a package is missing."""
+        """The class; raises `InvalidDataError` if a package is missing."""
         return _filesystem_class(self.kind) if isinstance(self.kind, str) else self.kind
 
     @property
@@ -162,7 +162,7 @@ class Url:
 
     @property
     def files(self) -> Any:
-        """The file system, in its synchronous form: the process's, or the thread's where it needs its own."""
+        """The synchronous file system: that of the process, or of the thread if each thread needs its own."""
         if issubclass(self.opener.filesystem_class, AsyncFileSystem):
             return of_process(self.opener)
         return self.opener()
@@ -181,27 +181,27 @@ class Url:
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes ``start`` to ``stop``, None for the end; a negative ``start`` counts from the end.
 
-        Raises FileNotFoundError where there is no such file, `InvalidDataError` where the server sends more,
+        Raises FileNotFoundError if there is no such file, `InvalidDataError` if the server sends more,
         and errors of the file system's own; see `read_errors`.
         """
-        data = _insisting(lambda: self.files.cat_file(self.path, **_limits(start, stop)))
+        data = _with_retries(lambda: self.files.cat_file(self.path, **_range_arguments(start, stop)))
         return self._checked(data, start, stop)
 
     async def read_async(self, start: int, stop: int | None) -> bytes:
-        """Do as `read`, in any event loop; the first attempt takes no thread, where the file system can."""
+        """Do as `read`, in any event loop; the first attempt needs no thread if the file system is async."""
         files = self.files
         if files.async_impl:
-            asked = files._cat_file(self.path, **_limits(start, stop))
+            request = files._cat_file(self.path, **_range_arguments(start, stop))
             try:
-                data = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, files.loop))
+                data = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(request, files.loop))
                 return self._checked(data, start, stop)
             except Exception as error:
-                if not is_passing(error):
+                if not is_temporary(error):
                     raise
         return await asyncio.to_thread(self.read, start, stop)
 
     def _checked(self, data: Any, start: int, stop: int | None) -> bytes:
-        """Return what was read; raise `InvalidDataError` for more than was asked for."""
+        """Return the bytes read; raise `InvalidDataError` if there are more than requested."""
         most = -start if start < 0 else len(data) if stop is None else stop - start
         if len(data) > most:
             raise InvalidDataError(f"{self} gave {len(data):,} bytes for at most {most:,}. {REPLACED}")
@@ -217,7 +217,7 @@ class Url:
         return data
 
     def read_if_there(self) -> bytes | None:
-        """Return the whole file; None where there is none."""
+        """Return the whole file; None if there is none."""
         try:
             return self.read()
         except FileNotFoundError:
@@ -232,14 +232,14 @@ class Url:
                 return dict(files.info(path))
             except FileNotFoundError as error:
                 cause = error.__cause__  # For http:// fsspec raises this whatever went wrong.
-                if isinstance(cause, Exception) and is_of_the_server(cause):
+                if isinstance(cause, Exception) and is_server_error(cause):
                     raise cause from None
                 raise
 
-        return _insisting(ask)
+        return _with_retries(ask)
 
     def size_in(self, info: Mapping[str, Any]) -> int:
-        """Return the bytes of this file by its `info`; raises `InvalidDataError` where that lacks them."""
+        """Return the bytes of this file from its `info`; raises `InvalidDataError` if they are missing."""
         if info["size"] is None:
             raise InvalidDataError(
                 f"{self}: its server does not say how many bytes it has (Content-Length), without which it "
@@ -256,10 +256,10 @@ class Url:
         return True
 
     def names(self) -> list[str]:
-        """Return the names of files and folders directly below; "" stands for a file at this very path."""
+        """Return the names of files and folders directly below; "" means a file at this path itself."""
         files, path = self._fresh()
         try:
-            return sorted(_below(path, _insisting(lambda: files.ls(path, detail=False))))
+            return sorted(_below(path, _with_retries(lambda: files.ls(path, detail=False))))
         except FileNotFoundError:
             return []
 
@@ -267,7 +267,7 @@ class Url:
         """Return the sizes in bytes of all files below, at any depth, by name."""
         files, path = self._fresh()
         try:
-            found = _insisting(lambda: files.find(path, detail=True))
+            found = _with_retries(lambda: files.find(path, detail=True))
         except FileNotFoundError:
             return {}
         sizes = (info.get("size") or 0 for info in found.values())
@@ -276,7 +276,7 @@ class Url:
     def glob(self, pattern: str) -> list[str]:
         """Return the names of files and folders below that match a pattern, in dask's natural order."""
         files, path = self._fresh()
-        found = _insisting(lambda: files.glob(f"{path.rstrip('/')}/{pattern}"))
+        found = _with_retries(lambda: files.glob(f"{path.rstrip('/')}/{pattern}"))
         return sorted(_below(path, found), key=natural_sort_key)
 
     def _fresh(self) -> tuple[Any, str]:
@@ -288,18 +288,18 @@ class Url:
     def write(self, data: bytes, **condition: str) -> None:
         """Upload a whole file; with ``mode="create"`` it must not replace one.
 
-        The time is bounded here: a client waits for ever for the answer that lets it send the body.
+        The time is bounded here: clients wait for ever for the answer that permits the body.
         """
         files = self.files
-        seconds = ATTEMPTS * (CONNECT_SECONDS + READ_SECONDS) + len(data) / SLOWEST_UPLOAD
+        seconds = ATTEMPTS * (CONNECT_SECONDS + READ_SECONDS) + len(data) / MIN_UPLOAD_SPEED
         patience = {"timeout": seconds} if isinstance(files, AsyncFileSystem) else {}
-        _insisting(lambda: files.pipe_file(self.path, data, **condition, **patience))
+        _with_retries(lambda: files.pipe_file(self.path, data, **condition, **patience))
 
     def create(self, data: bytes) -> bool:
         """Upload on condition that there is no such file; return whether the file there has this content.
 
-        After a lost answer the client asks again and may meet its own file, so the contents are compared.
-        S3 answers 409 while another request for the same file is under way; then this asks again.
+        If an answer is lost, the client repeats the request and may find its own file, so the contents are
+        compared. S3 answers 409 during another request for the same file; then the request is repeated.
         """
         pauses = iter(CONFLICT_PAUSES)
         while True:
@@ -321,7 +321,7 @@ class Url:
     def delete(self) -> None:
         """Remove a file; one that is not there is no error."""
         with suppress(FileNotFoundError):
-            self.files.rm_file(self.path)  # Tried once: another process may have made a new one meanwhile.
+            self.files.rm_file(self.path)  # Tried once: another process may have made a new file since then.
 
 
 def _joined(url: str, name: str) -> str:
@@ -329,8 +329,8 @@ def _joined(url: str, name: str) -> str:
     return f"{bare.rstrip('/')}/{name}{question}{query}"
 
 
-def _limits(start: int, stop: int | None) -> dict[str, int | None]:
-    """Return fsspec's arguments for a range; a whole file is none, since no server gives one of no bytes."""
+def _range_arguments(start: int, stop: int | None) -> dict[str, int | None]:
+    """Return fsspec's arguments for a range; none for a whole file, since servers refuse empty ranges."""
     return {"start": None if (start, stop) == (0, None) else start, "end": stop}
 
 
@@ -339,13 +339,13 @@ def _below(path: str, found: Iterable[Any]) -> list[str]:
     return [str(each).rstrip("/").removeprefix(path.rstrip("/")).lstrip("/") for each in found]
 
 
-def _insisting(request: Callable[[], T]) -> T:
-    """Make a request, and repeat it after a temporary error: not every file system does so itself."""
+def _with_retries(request: Callable[[], T]) -> T:
+    """Make a request, and repeat it after a temporary error, which not every file system does itself."""
     for attempt in range(1, ATTEMPTS):
         try:
             return request()
         except Exception as error:
-            if not is_passing(error):
+            if not is_temporary(error):
                 raise
         time.sleep(FIRST_PAUSE * 2**attempt)
     return request()
@@ -364,7 +364,7 @@ def _filesystem_class(protocol: str) -> Any:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return the options of this process's fsspec configuration, with limits on waiting where it has none."""
+    """Return the options of this process's fsspec configuration, with default limits on waiting."""
     if "::" in url:
         return {}
     protocol = protocol_of(url)
@@ -440,7 +440,7 @@ class UrlStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Read an object or a range of it; None where there is no such object."""
+        """Read an object or a range of it; None if there is no such object."""
         try:
             data = await (self.root / key).read_async(*byte_limits(byte_range))
         except FileNotFoundError:
@@ -450,7 +450,7 @@ class UrlStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Read several ranges side by side."""
+        """Read several ranges in parallel."""
         return await asyncio.gather(*(self.get(key, prototype, limits) for key, limits in key_ranges))
 
     async def exists(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a zarr document may say (codecs, data types, declared bytes), checked before zarr opens the array.
+"""Checks of a zarr document (codecs, data types, declared bytes) before zarr opens the array.
 
 zarr looks codecs up by name in a registry that any package may add to. One that numcodecs ships, ``pickle``,
 runs the code in a chunk. So names are compared with a list before zarr sees them.
@@ -39,21 +39,21 @@ FILTERS = frozenset(
 SERIALIZERS = frozenset({"bytes", "endian"})
 CODECS = COMPRESSORS | CHECKSUMS | FILTERS | SERIALIZERS
 INDEX_CODECS = frozenset({"bytes", "crc32c"})
-CHUNK_BEYOND_ARRAY = 2**30
-"""Bytes by which a chunk may be larger than all of its array."""
+MAX_EXCESS_BYTES = 2**30
+"""Maximum bytes by which a chunk may be larger than its whole array."""
 
 
 class StrictStore(WrapperStore[Store]):
-    """A store to read from, in which an object is absent only where nothing is in its place.
+    """A store to read from, in which an object is absent only if nothing is at its path.
 
-    zarr takes an absent chunk for the fill value, and to its own stores a folder in place of an object, or a
-    file in place of a folder above it, is no object.
+    zarr reads an absent chunk as the fill value, and its own stores take an object for absent if there is a
+    folder instead of it, or a file instead of a folder above it.
     """
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return an object or a range of it; None where there is none."""
+        """Return an object or a range of it; None if there is none."""
         if type(self._store) is LocalStore:
             data = await asyncio.to_thread(self.local_bytes, self._store.root / key, byte_range)
             return None if data is None else prototype.buffer.from_array_like(data)
@@ -64,7 +64,7 @@ class StrictStore(WrapperStore[Store]):
         return value
 
     def local_bytes(self, path: Path, byte_range: ByteRequest | None = None) -> NDArray[np.uint8] | None:
-        """Return a file's bytes or a range of them, None where nothing is there; raises OSError."""
+        """Return a file's bytes or a range of them, None if there is no file; raises OSError."""
         with suppress(FileNotFoundError):
             return read_regular(path, *byte_limits(byte_range))
         return None
@@ -86,14 +86,14 @@ class Found:
 
 
 def document_at(store: Store, path: str, formats: tuple[int, ...] = (3, 2)) -> Found | None:
-    """Return what is at a path of a store, None where nothing is; format 3 is looked for before 2.
+    """Return the document at a path of a store, None if there is none; format 3 comes before 2.
 
     Raises
     ------
     ValueError
         It describes neither an array nor a group.
     Exception
-        Whatever the store says.
+        Any error of the store.
     """
     for zarr_format in formats:
         names = {"zarr.json": ""} if zarr_format == 3 else {".zarray": "array", ".zgroup": "group"}
@@ -136,7 +136,7 @@ def _parsed(name: str, data: bytes) -> Document:
 class StoredArray:
     """An array that its own checked document describes; errors call it ``where``.
 
-    ``codecs`` are the names of what encodes a chunk, in that order, within shards where there are any.
+    ``codecs`` are the names of the codecs that encode a chunk, in order; with shards, a chunk of a shard.
     """
 
     array: zarr.Array[Any]
@@ -154,13 +154,13 @@ class StoredArray:
         InvalidDtypeError
             The array is not of real numbers.
         Exception
-            Whatever zarr says of a damaged document.
+            Any error of zarr for a damaged document.
         """
         _check_dtype(document, where)
         codecs = _codecs_of(document, where)
         array = zarr.Array.from_dict(StorePath(store, path), {**document, "attributes": {}})
         chunk = math.prod(array.shards or array.chunks) * array.dtype.itemsize
-        if chunk > array.nbytes + CHUNK_BEYOND_ARRAY:
+        if chunk > array.nbytes + MAX_EXCESS_BYTES:
             raise InvalidDataError(
                 f"{where} has chunks of {array.shards or array.chunks}, {chunk:,} bytes, though all of it, "
                 f"{array.shape}, is {array.nbytes:,} bytes. Write it again with chunks that are no longer "
@@ -229,7 +229,7 @@ class OwnGroup:
         InvalidDataError
             An array is missing or is not read.
         Exception
-            Whatever zarr and codecs raise for damage.
+            Any error of zarr or of a codec for damaged data.
         """
         return {name: self._read(name) for name in names}
 
@@ -243,7 +243,7 @@ class OwnGroup:
 
 
 def own_group(where: object) -> OwnGroup | None:
-    """Return the zarr group of format 3 at a path, a URL or in an open zarr store; None where there is none.
+    """Return the zarr group of format 3 at a path, a URL or in an open zarr store; None if there is none.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def own_group(where: object) -> OwnGroup | None:
             found = document_at(store, path, (3,))
     except EmtauError:
         raise
-    except Exception as error:  # whatever a store says
+    except Exception as error:  # of any store
         message = f"{where} cannot be read ({type(error).__name__}: {error})."
         raise InvalidDataError(message) from cause_of(error)
     if found is None or found.kind != "group":

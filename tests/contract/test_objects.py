@@ -178,7 +178,7 @@ def test_zarr_reads_every_array_of_a_checkpoint(tmp_path):
         array = group[folder]
         assert array.shape[1:] == values.shape
         assert np.asarray(array[step]).tobytes() == values.tobytes(), name
-    for chunk, slot in run.slots.items():
+    for chunk, slot in run.row_state.items():
         folder, _, key = slot.object.key.rpartition("/")
         array = group[folder]
         step, first = map(int, key.split(".")[1:3])

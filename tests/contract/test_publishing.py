@@ -1,4 +1,4 @@
-"""Folders that appear whole: killed and stopped at every step, two at once, beside what belongs to others."""
+"""Folders and files that appear whole: killed and stopped at every step, two at once, beside others."""
 
 import errno
 import shutil
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from reliability.boundaries import At
-from reliability.publications import publish, word_at, written
+from reliability.publications import TABLE, publish, word_at, written
 from reliability.scenarios import SIGCONT, SIGKILL, SIGSTOP
 from reliability.zygote import Zygote
 
@@ -25,15 +25,18 @@ def zygote():
 
 
 @pytest.fixture
-def place(tmp_path):
-    return tmp_path / "place [of] results*" / "q.zarr"
+def place(tmp_path, request):
+    return tmp_path / "place [of] results*" / getattr(request, "param", "q.zarr")
+
+
+FORMS = pytest.mark.parametrize("place", ["q.zarr", f"q{TABLE}"], indirect=True)
 
 
 def steps_of(zygote, place, *, overwrite):
     """Return the steps of an undisturbed one, and begin anew with the old result, if there is to be one."""
     place.parent.mkdir(exist_ok=True)
     if overwrite:
-        written(place, "old")
+        written(place, "old", place.suffix)
     error, _, steps = zygote.run(publish, place, "undisturbed", overwrite)
     assert (error, word_at(place)) == ("", "undisturbed")
     return range(1, steps + 1)
@@ -42,7 +45,7 @@ def steps_of(zygote, place, *, overwrite):
 def begin_anew(zygote, place, *, overwrite):
     assert zygote.run(publish, place, "old", True)[0] == ""
     if not overwrite:
-        shutil.rmtree(place)
+        place.unlink() if place.is_file() else shutil.rmtree(place)
 
 
 class TestAlone:
@@ -160,6 +163,7 @@ class TestAlone:
 
 
 @pytest.mark.kills
+@FORMS
 @pytest.mark.parametrize("overwrite", [pytest.param(True), pytest.param(False, marks=pytest.mark.sample)])
 def test_a_process_killed_at_any_step_leaves_the_old_or_the_new(zygote, place, overwrite):
     """At the place, or for the next one to put back there, which also removes what was left."""
@@ -190,6 +194,7 @@ def test_a_process_killed_at_any_step_leaves_the_old_or_the_new(zygote, place, o
 
 
 @pytest.mark.kills
+@FORMS
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_one_that_was_stopped_while_another_ran_to_its_end(zygote, place, overwrite):
     """One of the two is there, whole; without overwriting the other one is told."""

@@ -19,11 +19,11 @@ from tiers import exhaustive_but
 from emtau_dask import CheckpointCorruptError, ConfigError, EMLazy, EMStar, EMTau, FullEM
 from emtau_dask.data.opening import as_source
 from emtau_dask.em.fit import FitSources, fit
-from emtau_dask.em.journal import row_fields, temporary_journal
 from emtau_dask.em.problem import Context
 from emtau_dask.em.settings import EmSettings
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import FitState, RunState
+from emtau_dask.em.state_store import row_fields, temporary_state_store
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.policies.policy import NextPass, RowArray, Schedule
@@ -35,10 +35,10 @@ from emtau_dask.storage.row_state import (
     SHARING_ROWS,
     RecentObjects,
     RowFields,
+    RowStateRef,
     RowStateWriter,
-    SlotState,
     StateObject,
-    Witness,
+    StoreMarker,
     most_object_rows,
     rows_layout,
 )
@@ -73,9 +73,9 @@ def folder(tmp_path):
 
 
 def writer(objects, step=1, fields=FIELDS):
-    objects.put("witness", b"here")
+    objects.put("marker", b"here")
     layout = rows_layout("rows", fields, STEPS, len(CHUNK_ROWS))
-    return RowStateWriter(objects, layout, fields, step, Witness.of("witness", b"here"))
+    return RowStateWriter(objects, layout, fields, step, StoreMarker.of("marker", b"here"))
 
 
 def values(slot, fill):
@@ -249,7 +249,7 @@ class TestTogether:
     def test_chunks_beyond_the_end_of_an_object_are_refused(self, objects):
         state = writer(objects, fields=TOGETHER).write({2: values(2, 7)})[2]
         with pytest.raises(CheckpointCorruptError, match="ends before row 10"):
-            SlotState(state.object, 5).read(objects, 5)
+            RowStateRef(state.object, 5).read(objects, 5)
 
     @pytest.mark.parametrize(
         ("lengths", "rows"),
@@ -355,7 +355,7 @@ class TestDamage:
         write(objects, 1, [0], 7)
         key = rows_layout("rows", FIELDS, STEPS, len(CHUNK_ROWS)).chunk_key(1, 2)
         with pytest.raises(CheckpointCorruptError, match="is missing"):
-            SlotState(StateObject(key, digest(b""), FIELDS), 0).read(objects, 5)
+            RowStateRef(StateObject(key, digest(b""), FIELDS), 0).read(objects, 5)
 
     @pytest.mark.parametrize(
         "data",
@@ -371,7 +371,7 @@ class TestDamage:
         """Its digest is right: a checkpoint that a stranger made."""
         objects.put("rows/c.1.2.0.0", data)
         with pytest.raises(CheckpointCorruptError, match=r"rows/c\.1\.2\.0\.0 in .* cannot be decoded"):
-            SlotState(StateObject("rows/c.1.2.0.0", digest(data), FIELDS), 0).read(objects, 5)
+            RowStateRef(StateObject("rows/c.1.2.0.0", digest(data), FIELDS), 0).read(objects, 5)
 
     @pytest.mark.parametrize(("field", "limit"), [("active", 1), ("label", 255)])
     def test_a_value_above_its_fields_limit_is_refused(self, objects, field, limit):
@@ -380,7 +380,7 @@ class TestDamage:
             slot[list(DTYPES).index(field), 2] = value
             data = bytes(Zstd().encode(slot.tobytes()))
             objects.put("rows/c.1.2.0.0", data)
-            state = SlotState(StateObject("rows/c.1.2.0.0", digest(data), FIELDS), 0)
+            state = RowStateRef(StateObject("rows/c.1.2.0.0", digest(data), FIELDS), 0)
             if refused:
                 with pytest.raises(CheckpointCorruptError, match=f"{field} is above {limit}"):
                     state.read(objects, 5)
@@ -392,7 +392,7 @@ THETA = MixtureParameters("full", np.ones(1), np.zeros((1, 2)), np.eye(2)[None],
 
 
 def run_with(slots):
-    return RunState(THETA, None, slots=slots)
+    return RunState(THETA, None, row_state=slots)
 
 
 @pytest.fixture
@@ -426,48 +426,48 @@ except KeyboardInterrupt:
 KEEPER = """
 import sys
 import dask, numpy as np
-from emtau_dask.em.journal import temporary_journal
+from emtau_dask.em.state_store import temporary_state_store
 from emtau_dask.storage.row_state import RowFields
 dask.config.set({"temporary-directory": sys.argv[1]})
-with temporary_journal(RowFields(("active",), ("bool",), 5), 1) as journal:
-    state = journal.writer().write({0: {"active": np.ones(5, bool)}})[0]
-    print(journal.objects.root, flush=True)
+with temporary_state_store(RowFields(("active",), ("bool",), 5), 1) as state_store:
+    state = state_store.writer().write({0: {"active": np.ones(5, bool)}})[0]
+    print(state_store.objects.root, flush=True)
     sys.stdin.read()
-    assert state.read(journal.objects, 5)["active"].all()
+    assert state.read(state_store.objects, 5)["active"].all()
 """
 """Holds row state until its input ends, and reads it then."""
 
 
 class TestTemporaryJournal:
     def test_state_that_was_superseded_is_removed(self, temporary):
-        with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
-            first = write_all(journal, 7)
-            journal.save(FitState(current=run_with(first)), commit=False)
-            second = first | {2: alone(journal.writer(), 2, values(2, 8))}
-            assert_holds(journal.objects, first[2], 2, 7)
-            journal.save(FitState(current=run_with(second)), commit=False)
-            assert journal.objects.list("rows/") == sorted(state.object.key for state in second.values())
+        with temporary_state_store(FIELDS, len(CHUNK_ROWS)) as state_store:
+            first = write_all(state_store, 7)
+            state_store.save(FitState(current=run_with(first)), commit=False)
+            second = first | {2: alone(state_store.writer(), 2, values(2, 8))}
+            assert_holds(state_store.objects, first[2], 2, 7)
+            state_store.save(FitState(current=run_with(second)), commit=False)
+            assert state_store.objects.list("rows/") == sorted(state.object.key for state in second.values())
             with pytest.raises(CheckpointCorruptError):
-                first[2].read(journal.objects, 5)
+                first[2].read(state_store.objects, 5)
 
     def test_the_best_run_keeps_its_state_while_another_goes_on(self, temporary):
-        with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
-            best, current = write_all(journal, 7), write_all(journal, 8)
-            journal.save(FitState(current=run_with(current), best=run_with(best)), commit=True)
-            assert_holds(journal.objects, best[2], 2, 7)
-            journal.save(FitState(current=run_with(current)), commit=True)
-            assert journal.objects.list("rows/") == sorted(state.object.key for state in current.values())
+        with temporary_state_store(FIELDS, len(CHUNK_ROWS)) as state_store:
+            best, current = write_all(state_store, 7), write_all(state_store, 8)
+            state_store.save(FitState(current=run_with(current), best=run_with(best)), commit=True)
+            assert_holds(state_store.objects, best[2], 2, 7)
+            state_store.save(FitState(current=run_with(current)), commit=True)
+            assert state_store.objects.list("rows/") == sorted(state.object.key for state in current.values())
 
     def test_it_lies_in_dasks_temporary_directory_and_leaves_nothing(self, temporary):
-        with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
-            state = write_all(journal, 7)[2]
+        with temporary_state_store(FIELDS, len(CHUNK_ROWS)) as state_store:
+            state = write_all(state_store, 7)[2]
             assert Path(state.object.key).name in files_in(temporary)
         assert list(temporary.iterdir()) == []
 
     def test_it_leaves_nothing_behind_where_the_fit_fails(self, temporary):
         def fail():
-            with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
-                write_all(journal, 7)
+            with temporary_state_store(FIELDS, len(CHUNK_ROWS)) as state_store:
+                write_all(state_store, 7)
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -479,7 +479,7 @@ class TestTemporaryJournal:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("emtau_dask.storage.files.fcntl.flock", interrupted)
-        with pytest.raises(KeyboardInterrupt) as raised, temporary_journal(FIELDS, len(CHUNK_ROWS)):
+        with pytest.raises(KeyboardInterrupt) as raised, temporary_state_store(FIELDS, len(CHUNK_ROWS)):
             pass
         assert raised.traceback  # It keeps what it went through, as it does at the end of a command.
         assert list(temporary.iterdir()) == []
@@ -499,19 +499,19 @@ class TestTemporaryJournal:
             roots = [Path(process.stdout.readline().decode().strip()) for process in (killed, living)]
             killed.kill()
             killed.wait()
-            assert [files_in(root) for root in roots] == [{"c.1.0.0.0", "witness"}] * 2
-            with temporary_journal(FIELDS, len(CHUNK_ROWS)) as journal:
-                state = write_all(journal, 7)[2]
+            assert [files_in(root) for root in roots] == [{"c.1.0.0.0", "marker"}] * 2
+            with temporary_state_store(FIELDS, len(CHUNK_ROWS)) as state_store:
+                state = write_all(state_store, 7)[2]
                 assert [root.parent.exists() for root in roots] == [False, True]
                 living.stdin.close()
                 assert living.wait() == 0
-                assert_holds(journal.objects, state, 2, 7)
+                assert_holds(state_store.objects, state, 2, 7)
         assert list(temporary.iterdir()) == []
 
     def test_policies_without_row_state_need_no_place(self, temporary):
-        with temporary_journal(None, len(CHUNK_ROWS)) as journal:
-            assert journal.writer() is None
-            journal.save(FitState(current=run_with({})), commit=True)
+        with temporary_state_store(None, len(CHUNK_ROWS)) as state_store:
+            assert state_store.writer() is None
+            state_store.save(FitState(current=run_with({})), commit=True)
         assert not temporary.exists()
 
     def test_no_place_for_it_is_refused(self, tmp_path):
@@ -519,13 +519,13 @@ class TestTemporaryJournal:
         with (
             dask.config.set({"temporary-directory": str(tmp_path / "file")}),
             pytest.raises(ConfigError, match=r"row state cannot be kept in .*file.*temporary-directory"),
-            temporary_journal(FIELDS, len(CHUNK_ROWS)),
+            temporary_state_store(FIELDS, len(CHUNK_ROWS)),
         ):
             pass
 
 
-def write_all(journal, fill):
-    step = journal.writer()
+def write_all(state_store, fill):
+    step = state_store.writer()
     return {slot: alone(step, slot, values(slot, fill)) for slot in range(len(CHUNK_ROWS))}
 
 
@@ -559,17 +559,19 @@ class TestInAFit:
         given = GivenParameters(np.full(2, 0.5), np.array([[0.0, 0.0], [200.0, 200.0]]), (eyes, eyes))
         settings = EmSettings(Settings(2, max_iter=15), Rest(), 0.0, given=given)
         seen = []
-        with temporary_journal(row_fields(source, 2, Rest(), 15), len(FIT_ROWS)) as journal:
-            save = journal.save
+        with temporary_state_store(row_fields(source, 2, Rest(), 15), len(FIT_ROWS)) as state_store:
+            save = state_store.save
 
             def watch(state, *, commit):
                 save(state, commit=commit)
-                slots = state.current.slots
-                read = {chunk: slot.read(journal.objects, FIT_ROWS[chunk]) for chunk, slot in slots.items()}
-                seen.append((state.current.iteration, dict(slots), journal.objects.list("rows/"), read))
+                slots = state.current.row_state
+                read = {
+                    chunk: slot.read(state_store.objects, FIT_ROWS[chunk]) for chunk, slot in slots.items()
+                }
+                seen.append((state.current.iteration, dict(slots), state_store.objects.list("rows/"), read))
 
-            journal.save = watch
-            fit(settings, FitSources(source), choose_executor(), journal, Context())
+            state_store.save = watch
+            fit(settings, FitSources(source), choose_executor(), state_store, Context())
         return sides, {iteration: rest for iteration, *rest in seen}
 
     def test_it_ran(self, watched):

@@ -46,8 +46,8 @@ def rows():
 def small(request):
     with few_rows_suffice(), pytest.MonkeyPatch.context() as patch:
         if "case" in request.fixturenames and request.getfixturevalue("case") == "annealed":
-            patch.setattr(resolving, "LARGEST_SHARE", 0.01)
-            patch.setattr(resolving, "ROWS_UNANNEALED", 10**6)
+            patch.setattr(resolving, "MAX_SAMPLE_SHARE", 0.01)
+            patch.setattr(resolving, "MIN_ROWS_WITHOUT_ANNEALING", 10**6)
         yield
 
 
@@ -147,8 +147,8 @@ def test_without_a_commit_after_each_iteration_it_has_the_same_bits(case, undist
 def test_the_cases_have_every_stage(undisturbed):
     assert set(undisturbed("auto")[1]) >= {"contest", "sample 0", "sample 1", "cycle", "all rows"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resolving, "LARGEST_SHARE", 0.01)
-        patch.setattr(resolving, "ROWS_UNANNEALED", 10**6)
+        patch.setattr(resolving, "MAX_SAMPLE_SHARE", 0.01)
+        patch.setattr(resolving, "MIN_ROWS_WITHOUT_ANNEALING", 10**6)
         assert set(undisturbed("annealed")[1]) >= {"annealed", "contest", "all rows"}
     assert undisturbed("measured")[0]["end"][0] == "tol"
     stages = undisturbed("em-sampled")[1]

@@ -19,7 +19,7 @@ from emtau_dask.em.settings import EmSettings
 from emtau_dask.policies.policy import NextPass, Schedule
 from emtau_dask.process import of_process
 from emtau_dask.settings import Settings
-from emtau_dask.storage.row_state import RowFields, SlotState
+from emtau_dask.storage.row_state import RowFields, RowStateRef
 
 N, D, K, CHUNK = 2000, 3, 3, 250
 
@@ -240,13 +240,13 @@ class TestRowState:
     @pytest.fixture
     def reads(self, monkeypatch):
         """The chunks whose row state was read from where it is stored."""
-        seen, read = [], SlotState.of
+        seen, read = [], RowStateRef.taken_from
 
         def noted(slot, values, n_rows, objects):
             seen.append(slot)
             return read(slot, values, n_rows, objects)
 
-        monkeypatch.setattr(SlotState, "of", noted)
+        monkeypatch.setattr(RowStateRef, "taken_from", noted)
         return seen
 
     @pytest.mark.parametrize("kind", ["stored", "in memory"])

@@ -158,14 +158,14 @@ def test_no_later_start_comes_of_other_rows(init_params, algorithm, max_iter, tm
     settings = {"algorithm": algorithm, "init_params": init_params, "max_iter": max_iter}
     settings |= {"n_init": 2, "random_state": 0, "tol": 0.0}
     X = in_memory(ROWS, tmp_path)
-    starts = [fitting._start]
+    starts = [fitting._starting_parameters]
 
     def first_start(*arguments):
         if not starts:
             raise KeyboardInterrupt
         return starts.pop()(*arguments)
 
-    monkeypatch.setattr(fitting, "_start", first_start)
+    monkeypatch.setattr(fitting, "_starting_parameters", first_start)
     with pytest.raises(KeyboardInterrupt):
         GaussianMixture(2, checkpoint=tmp_path / "run.zarr", **settings).fit(X)
     monkeypatch.undo()
@@ -292,7 +292,7 @@ def test_rows_in_memory_are_no_graph_on_a_cluster(tmp_path):
     """They are sent to workers as blocks; what another machine scored must be the same all the same."""
     with dask.config.set(scheduler=None):
         fit(ROWS, tmp_path / "run.zarr", sample_weight=np.ones(len(ROWS)))
-    assert open_saved(tmp_path / "run.zarr").contents.keys() == {("X", ""), ("sample_weight", "")}
+    assert open_saved(tmp_path / "run.zarr").digests.keys() == {("X", ""), ("sample_weight", "")}
 
 
 @pytest.mark.exhaustive
@@ -323,7 +323,7 @@ def test_responsibilities_that_change_before_they_are_used(tmp_path, monkeypatch
     given[:, 0] += np.where(np.arange(len(ROWS)) % 2, 0.25, -0.25)
     given[:, 1] = 1 - given[:, 0]
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_start", interrupted)
+        patch.setattr(fitting, "_starting_parameters", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(ROWS, tmp_path / "run.zarr", responsibilities_init=given)
     other, row = given.copy(), int(np.argmax(SAMPLED))
@@ -339,14 +339,14 @@ def interrupted(*arguments):
 
 
 def test_a_row_that_changes_between_the_start_and_the_first_pass(tmp_path, monkeypatch):
-    rows, started = ROWS.copy(), fitting._start
+    rows, started = ROWS.copy(), fitting._starting_parameters
 
     def start(*arguments):
         found = started(*arguments)
         rows[100] += 1
         return found
 
-    monkeypatch.setattr(fitting, "_start", start)
+    monkeypatch.setattr(fitting, "_starting_parameters", start)
     with pytest.raises(InvalidDataError, match=r"chunk 2 \(rows 80 to 120\)"):
         GaussianMixture(2, algorithm="em", init_params="kmeans", random_state=0).fit(rows)
 

@@ -328,7 +328,8 @@ class TestPlan:
         result = emtau("fit", config, "--plan")
         assert result.exit_code == 0, result.stderr
         assert "500, the longest of 2,000,000 rows" in result.stdout
-        assert re.search(r"data\W+a dataset that the fit makes first", result.stdout)
+        said = lines_of(result.stdout)["data"]
+        assert "1,000,000,000 rows of 16 features; a dataset that the fit makes first" in said
         assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
     def test_it_plans_for_a_dataset_as_if_it_were_made(self, tmp_path):
@@ -337,13 +338,14 @@ class TestPlan:
         before = lines_of(emtau("fit", config, "--plan").stdout)
         assert emtau("fit", config, "--set", "stop.max_iter=1").exit_code == NOT_CONVERGED
         after = lines_of(emtau("fit", config, "--plan").stdout)
-        assert len(after) == 8
+        assert len(after) == 9
         # A chunk of an array that is not there yet may be copied; one in a local file is not.
         for name in ("memory of a process", "of which reading a chunk"):
             first, then = (float(re.search(r"[0-9.]+(?= MiB)", found[name])[0]) for found in (before, after))
             assert then <= first <= 1.01 * then
             after[name] = before[name]
         assert before == after | {"data": before["data"]}
+        assert before["data"].startswith(after["data"])
 
     def test_another_dataset_in_its_place_is_named(self, tmp_path, data):
         config = config_of(tmp_path, data, data={"path": str(data), "dataset": "digits"})

@@ -191,7 +191,7 @@ SIGHT = access._WorkerReport(None, "", "", numerical_environment(), software())
 
 
 def proved(*rounds):
-    return access.prove_access(Answers(*rounds), None, {})
+    return access.verify_access(Answers(*rounds), None, {})
 
 
 @pytest.mark.sample

@@ -170,9 +170,9 @@ def test_a_chunk_that_kills_its_workers_ends_the_fit_with_what_to_raise(zygote, 
 @pytest.fixture
 def impatient(monkeypatch):
     """Let a fit wait for seconds in place of a minute."""
-    monkeypatch.setattr(dask_graph, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(dask_graph, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(dask_graph, "PATIENCE_SECONDS", 5.0)
-    monkeypatch.setattr(dask_graph, "SETTLED_SECONDS", 2.5)
+    monkeypatch.setattr(dask_graph, "STABLE_SECONDS", 2.5)
 
 
 @contextmanager
@@ -253,7 +253,7 @@ class Slow(Worker):
 def test_workers_that_have_not_come_yet_are_waited_for(monkeypatch):
     """They are no workers that a cluster has closed."""
     monkeypatch.setattr(dask_graph, "PATIENCE_SECONDS", 2.0)
-    monkeypatch.setattr(dask_graph, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(dask_graph, "POLL_SECONDS", 0.5)
     rows = np.random.default_rng(0).normal(size=(200, 2))
     with (
         warnings.catch_warnings(),

@@ -1,5 +1,6 @@
 """Which columns of a table are features: not the index of a DataFrame, and those that are asked for."""
 
+import re
 import warnings
 
 import dask.array as da
@@ -81,9 +82,8 @@ class TestTheIndexOfADataFrame:
     def test_is_left_out_by_the_command_line_too(self, tmp_path, place, monkeypatch):
         monkeypatch.chdir(tmp_path)
         by_pandas(place)
-        with pytest.warns(UserWarning, match=LEFT_OUT) as said:
-            emtau("fit", "f.parquet", "-k", 2, "--algorithm", "em", "--tol", "1e-3", "-o", "out")
-        assert len(said) == 1
+        said = emtau("fit", "f.parquet", "-k", 2, "--algorithm", "em", "--tol", "1e-3", "-o", "out").stderr
+        assert len(re.findall(f"emtau: warning: .*{LEFT_OUT}", said)) == 1
         assert GaussianMixture.load("out/model.zarr").feature_names_in_.tolist() == ["a", "b", "c"]
 
 
@@ -132,11 +132,6 @@ class TestColumns:
         TABLE.to_parquet(place)
         with pytest.raises(InvalidDataError, match="no column 'z'; its columns are a, b, c"):
             mixture().fit(place, columns=["a", "z"])
-
-    @pytest.mark.parametrize("X", [TABLE, TABLE.to_numpy()], ids=["DataFrame", "NumPy"])
-    def test_of_what_is_no_path_are_chosen_before(self, X):
-        with pytest.raises(InvalidDataError, match=r"columns.*X\["):
-            mixture().fit(X, columns=["a"])
 
 
 def stored(table, place):

@@ -93,11 +93,11 @@ def test_all_rows_that_are_scored_go_by_tiles(stored, accumulated, settled, poli
 
 def test_a_fit_of_some_size_is_compiled_for_by_default(stored, accumulated, monkeypatch):
     size = 300 * 3 * (1 + 2 + 3)  # rows, components, and features of full covariances in two dimensions
-    monkeypatch.setattr(compiling, "WORTH_IT", size)
+    monkeypatch.setattr(compiling, "MIN_PRODUCTS", size)
     fit(stored, compiled="auto")
     assert accumulated
     accumulated.clear()
-    monkeypatch.setattr(compiling, "WORTH_IT", size + 1)
+    monkeypatch.setattr(compiling, "MIN_PRODUCTS", size + 1)
     fit(stored, compiled="auto")
     assert accumulated == []
 
@@ -138,7 +138,7 @@ class TestCluster:
         assert_same_bits(fit(longer), expected)
 
     def test_where_a_worker_cannot_compile_none_does_by_default(self, zygote, stored, tmp_path, monkeypatch):
-        monkeypatch.setattr(compiling, "WORTH_IT", 1)
+        monkeypatch.setattr(compiling, "MIN_PRODUCTS", 1)
         compiled, expected = fit(stored), fit(stored, compiled="never")
         with processes(zygote, tmp_path / "cluster", 1) as cluster, cluster.client() as client:
             assert_same_bits(fit(stored, compiled="auto"), compiled)

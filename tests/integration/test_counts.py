@@ -20,7 +20,7 @@ from zarr.storage import LocalStore
 
 from emtau_dask import EMLazy, EMTau, FullEM, GaussianMixture
 from emtau_dask.data.opening import as_source
-from emtau_dask.em.journal import WITNESS
+from emtau_dask.em.state_store import MARKER
 from emtau_dask.mixture.estep import BlockKernel
 from emtau_dask.policies.policy import NextPass, RowArray, Schedule
 from emtau_dask.storage.stores import LocalObjects
@@ -327,7 +327,7 @@ def test_row_state_that_does_not_change_is_not_written(monkeypatch):
     put, written = LocalObjects.put, []
 
     def counted(store, key, data):
-        if key != WITNESS:
+        if key != MARKER:
             written.append(key)
         put(store, key, data)
 

@@ -6,16 +6,23 @@ from collections import Counter
 
 import documentation
 import pytest
-from documentation import PAGES, ROOT, Reader, blocks_of
+from documentation import PAGES, ROOT, STORIES, Reader, blocks_of
 
 from emtau_dask import ConfigError
 
-pytestmark = pytest.mark.docs
 RUN = {page: [block for block in blocks_of(page) if block.reason is None] for page in PAGES}
 LEFT_OUT = [block for page in PAGES for block in blocks_of(page) if block.reason is not None]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if RUN[page]], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.stories if page in STORIES else pytest.mark.docs)
+        for page in PAGES
+        if RUN[page]
+    ],
+    ids=lambda page: page.stem,
+)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     """In a folder that holds no more of a clone than its configs."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
@@ -26,6 +33,7 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
         reader.run(block)
 
 
+@pytest.mark.docs
 def test_a_block_that_is_not_run_says_why():
     """How many there are is said here too, so that one more is noticed."""
     for block in LEFT_OUT:
@@ -37,6 +45,7 @@ def test_a_block_that_is_not_run_says_why():
     }  # fmt: skip
 
 
+@pytest.mark.docs
 def test_a_block_is_run_unless_the_line_before_it_says_otherwise(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
@@ -58,6 +67,7 @@ FAILING = {
 }
 
 
+@pytest.mark.docs
 def test_a_block_that_never_ends_is_noticed(tmp_path, monkeypatch):
     """With all that it started: what holds its output open is waited for."""
     monkeypatch.setattr(documentation, "MOST_SECONDS", 1)
@@ -67,6 +77,7 @@ def test_a_block_that_never_ends_is_noticed(tmp_path, monkeypatch):
         Reader(tmp_path).run(blocks_of(page)[0])
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize(("block", "error"), FAILING.items())
 def test_a_block_that_fails_is_noticed(block, error, tmp_path):
     page = tmp_path / "page.md"

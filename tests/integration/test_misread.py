@@ -1,8 +1,10 @@
 """Data that could be read as other numbers than they mean: read right, or refused or warned of by name."""
 
+import html
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import dask.array as da
@@ -658,3 +660,102 @@ def test_an_npy_file_is_read_in_the_type_that_it_has(dtype, order):
     got = source.ranges.read(3, 40).values
     assert source.dtype == got.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(got, rows[3:40])
+
+
+class TestWhatIsFittedIsSaid:
+    @pytest.fixture
+    def group(self):
+        group = zarr.open_group("a.zarr", mode="w")
+        group.create_array("rows", data=ROWS)
+        group.create_array("depth", data=np.zeros(7))
+        return "a.zarr"
+
+    @pytest.fixture
+    def folder_of_files(self):
+        frame = pd.DataFrame(ROWS, columns=["x", "y"])
+        Path("t").mkdir()
+        for number in range(3):
+            frame.to_parquet(f"t/part.{number}.parquet")
+        Path("t/_SUCCESS").touch()
+        Path("t/notes.txt").touch()
+        return "t"
+
+    @pytest.mark.parametrize(
+        ("place", "chosen", "rows"),
+        [
+            ("group", "the array 'rows' of a.zarr", "rows of 2 features"),
+            (
+                "folder_of_files",
+                "3 parquet file(s) of t; 2 other file(s) are not read",
+                "rows of 2 features: x, y",
+            ),
+        ],
+    )
+    def test_by_every_command_the_summary_and_the_report(self, place, chosen, rows, request):
+        path = request.getfixturevalue(place)
+        n_rows = f"{len(ROWS) * (3 if place == 'folder_of_files' else 1):,}"
+        for options in (["--plan"], ["-o", "out", "--set", "checkpoint.path=run.zarr"]):
+            told = " ".join(emtau("fit", path, "-k", 2, *options).stdout.replace("|", " ").split())
+            assert f"{chosen}; {n_rows} {rows}" in told
+        assert f"fitted to {chosen}" in str(GaussianMixture.load("out/model.zarr").summary())
+        assert f"fitted to {chosen}" in " ".join(
+            emtau("inspect", "run.zarr").stdout.replace("|", " ").split()
+        )
+        assert emtau("report", "out", "report.html").exit_code == 0
+        assert f"fitted to {chosen}" in html.unescape(Path("report.html").read_text())
+
+    def test_of_an_array_nothing_was_chosen(self):
+        zarr.save("rows.zarr", ROWS)
+        assert GaussianMixture(2, random_state=0).fit("rows.zarr").summary().notes == ()
+
+
+DOUBTFUL = {
+    "an id": np.random.default_rng(0).permutation(len(ROWS)) + 10**6,
+    "an id of text digits as float": np.random.default_rng(0).permutation(len(ROWS)) * 7.0,
+    "a counter": np.arange(len(ROWS)),
+    "a group": np.arange(len(ROWS)) // 40,
+    "seconds since 1970": 1.7e9 + np.arange(len(ROWS)) * 60,
+    "always the same": np.full(len(ROWS), 2.5),
+    "always false": np.zeros(len(ROWS), dtype=bool),
+}
+
+
+class TestColumnsThatAreHardlyFeatures:
+    FEATURES = pd.DataFrame(ROWS, columns=["x", "y"]).assign(
+        doors=np.arange(len(ROWS)) % 5, paid=np.arange(len(ROWS)) > 99
+    )
+    N = len(ROWS)
+
+    def fitted(self, frame, **options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = GaussianMixture(2, random_state=0, reg_covar=1e-3, **options).fit(frame)
+        return model, [str(each.message) for each in caught if "random sample" in str(each.message)]
+
+    @pytest.mark.parametrize("name", DOUBTFUL)
+    def test_are_named_once(self, name):
+        model, said = self.fitted(self.FEATURES.assign(**{name: DOUBTFUL[name]}))
+        assert len(said) == 1
+        assert f"column {name!r} has" in said[0]
+        assert "eave" in said[0]
+        assert said[0] in model.summary().notes
+
+    def test_features_are_not(self):
+        assert self.fitted(self.FEATURES)[1] == []
+        assert self.fitted(np.arange(self.N).reshape(-1, 1))[1] == []
+        assert self.fitted(self.FEATURES.assign(ident=np.arange(self.N))[:90])[1] == []
+
+    def test_without_names_have_their_number(self):
+        rows = self.FEATURES.assign(ident=np.arange(self.N), same=1.0).to_numpy(float)
+        said = self.fitted(da.from_array(rows, chunks=(50, -1)), n_init=3)[1]
+        assert ["feature 5 has" in said[0], "feature 4 has" in said[1], len(said)] == [True, True, 2]
+
+    def test_the_command_line_names_them_too(self):
+        self.FEATURES.assign(trip_id=np.arange(self.N)).to_parquet("trips.parquet")
+        said = emtau("fit", "trips.parquet", "-k", 2, "-o", "out").stderr
+        assert said.count("emtau: warning: column 'trip_id' has whole numbers") == 1
+
+    def test_many_are_counted(self):
+        same = {f"p{number}": 0.0 for number in range(12)}
+        (said,) = self.fitted(self.FEATURES.assign(**same))[1]
+        assert "columns 'p0', 'p1', 'p2', 'p3', 'p4' and 7 more have the same value" in said

@@ -117,7 +117,7 @@ def test_a_fit_that_has_ended_leaves_plain_arrays(tmp_path, case):
 
 
 def test_plain_arrays_have_chunks_of_whole_chunks_of_the_data(tmp_path, monkeypatch):
-    monkeypatch.setattr("emtau_dask.checkpoint.rows.ARRAY_ROWS", 150)
+    monkeypatch.setattr("emtau_dask.checkpoint.rows.MAX_ARRAY_ROWS", 150)
     fitted(tmp_path / "run.zarr", EMTau(tau=3))
     plain = zarr.open_group(tmp_path / "run.zarr", mode="r")["rows/active"]
     longest = max(CHUNKS)

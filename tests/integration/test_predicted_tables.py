@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import gc
 import resource
 import signal
 import subprocess
@@ -99,7 +100,7 @@ def test_any_column_of_parquet_is_kept_as_it_is(place, model, out):
 
 
 @pytest.mark.parametrize("out", ["o.csv", "o.tsv"])
-def test_text_of_parquet_is_quoted_where_it_must_be(place, model, out):
+def test_values_of_parquet_are_text(place, model, out):
     pq.write_table(TABLE, "t.parquet", row_group_size=17)
     predicted("t.parquet", out, "--keep", ",".join(FLAT))
     found = read(out)
@@ -114,7 +115,6 @@ def test_text_of_parquet_is_quoted_where_it_must_be(place, model, out):
     }
     assert {name: found[name].tolist() for name in expected} == expected
     np.testing.assert_array_equal(pd.to_datetime(found["time"]), TABLE["time"].to_pandas())
-    assert '"' not in Path(out).read_text(encoding="utf-8").splitlines()[0]
 
 
 @pytest.mark.parametrize("out", ["o.csv", "o.parquet"])
@@ -254,7 +254,7 @@ def test_what_cannot_be_written_is_refused_before_rows_are_read(place, name, mon
     Path("f.csv").mkdir()
     Path("folder").mkdir()
     pq.write_table(TABLE, "folder/t.parquet")
-    monkeypatch.setattr(command, "open_rows", None)
+    monkeypatch.setattr(command, "open_rows_or_cube", None)
     arguments, code, words = REFUSALS[name]
     arguments = [each.format(here=place.name) for each in arguments]
     assert words in refused(*arguments, code=code)
@@ -293,6 +293,30 @@ def test_rows_that_come_or_go_meanwhile_are_an_error(place, change, monkeypatch)
 
     monkeypatch.setattr(command, "score_rows", score_rows)
     assert f"t.csv have {change} rows than were labelled" in refused("t.csv", "o.csv", "--keep", "id", code=1)
+
+
+@pytest.mark.parametrize("out", ["o.csv", "o.parquet"])
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_of_two_at_once_one_is_written_or_the_last_one_stays(place, out, overwrite, monkeypatch):
+    pq.write_table(TABLE, "t.parquet")
+    plain, others = predict.score_rows, []
+
+    def score_rows(*arguments, **options):
+        if not others:
+            others.append(out)
+            predicted("t.parquet", out, "--scores", *overwrite)
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(command, "score_rows", score_rows)
+    result = emtau("predict", "m.zarr", "t.parquet", out, *overwrite)
+    table = read(out)
+    columns = list(table) if out == "o.csv" else table.schema.names
+    if overwrite:
+        assert (result.exit_code, columns) == (0, ["label"])
+    else:
+        assert (result.exit_code, columns) == (1, ["label", "score"])
+        assert f"{out} already exists" in result.stderr
+    assert sorted(path.name for path in place.iterdir()) == ["m.zarr", out, "t.parquet"]
 
 
 def row_groups(path):
@@ -360,6 +384,17 @@ def test_a_kill_leaves_nothing_or_the_old_table_and_the_next_run_tidies_up(place
     assert {path.name for path in place.iterdir()} == {*before, out}
 
 
+@pytest.mark.parametrize("out", ["o.csv", "o.parquet"])
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_row_that_cannot_be_labelled_leaves_nothing(place, out, monkeypatch):
+    monkeypatch.setattr(predict, "RESULT_BYTES", 1)
+    bad = TABLE.set_column(1, "x", pa.array([*X[:50, 0], np.inf, *X[51:, 0]]))
+    pq.write_table(bad, "t.parquet", row_group_size=7)
+    assert "row 50 (chunk 7, its row 1)" in refused("t.parquet", out, "--keep", "name", code=1)
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_disk_that_becomes_full_is_named_and_nothing_is_left(place):
     pq.write_table(TABLE, "t.parquet")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

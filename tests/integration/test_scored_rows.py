@@ -76,7 +76,7 @@ def test_tiles_predict_what_scikit_learn_does(model, stored, kind, method):
 
 def test_what_goes_by_tiles_is_a_function_of_its_size(model, monkeypatch):
     assert not kernels_to_score(None, model.parameters_, len(ROWS)).by_tiles
-    monkeypatch.setattr(compiling, "WORTH_IT_ONCE", 3 * 10 * len(ROWS))
+    monkeypatch.setattr(compiling, "MIN_PRODUCTS_ONCE", 3 * 10 * len(ROWS))
     assert kernels_to_score(None, model.parameters_, len(ROWS)).by_tiles
     assert not kernels_to_score(None, model.parameters_, len(ROWS) - 1).by_tiles
     assert not kernels_to_score(None, model.parameters_, np.nan).by_tiles
@@ -179,7 +179,7 @@ def test_few_large_results_do_not_wait_for_all_workers():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(predict, "RESULT_BYTES", 50)
         assert list(map(list, predict._parts(range(5), [100] * 5, 1, 2))) == [[0, 1], [2, 3], [4]]
-        patch.setattr(predict, "MOST_BYTES", 150)
+        patch.setattr(predict, "MAX_RESULT_BYTES", 150)
         assert list(map(list, predict._parts(range(3), [100] * 3, 1, 2))) == [[0], [1], [2]]
 
 

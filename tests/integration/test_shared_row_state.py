@@ -119,9 +119,9 @@ def test_a_chunk_is_written_by_the_iterations_that_score_rows_of_it(tmp_path):
     mixture(8, EMTau(tau=3, revisit=None), checkpoint=objects).fit(X)
     steps = list(dict.fromkeys(step_of(key) for key in objects.puts))
     run = reader.read_newest(open_log(objects)).state.current
-    assert [steps.index(step_of(run.slots[chunk].object.key)) for chunk in range(CHUNKS)] == expected
+    assert [steps.index(step_of(run.row_state[chunk].object.key)) for chunk in range(CHUNKS)] == expected
     kept = {key for key in objects.list("attempts/") if "/rows/c." in key}
-    assert {slot.object.key for slot in run.slots.values()} <= kept
+    assert {slot.object.key for slot in run.row_state.values()} <= kept
 
 
 def step_of(key):

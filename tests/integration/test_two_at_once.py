@@ -86,8 +86,8 @@ def test_a_chunk_skipped_for_ten_commits_still_has_its_state(tmp_path, appended)
 
     def look(log):
         state = read_commit(log, log.last).state
-        if state.current is not None and state.current.slots:
-            slots[log.last] = state.current.slots[0]
+        if state.current is not None and state.current.row_state:
+            slots[log.last] = state.current.row_state[0]
 
     appended.append(look)
     fitted(path, EMLazy(threshold=0.999, full_every=20), max_iter=14)

@@ -18,7 +18,7 @@ def fit(compiled):
 
 
 def test_a_fit_of_any_size_goes_by_numpy(monkeypatch):
-    monkeypatch.setattr(compiling, "WORTH_IT", 1)
+    monkeypatch.setattr(compiling, "MIN_PRODUCTS", 1)
     assert_same_bits(fit("auto"), fit("never"))
 
 

@@ -156,7 +156,7 @@ def test_a_time_limit_of_the_scheduler_ends_the_wait(zygote, stored, tmp_path):
 
 
 def test_a_warning_that_is_an_error_reaches_the_caller(zygote, stored, tmp_path, monkeypatch):
-    monkeypatch.setattr(dask_graph, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(dask_graph, "POLL_SECONDS", 0.05)
     with (
         processes(zygote, tmp_path / "cluster") as cluster,
         Client(cluster.address),

@@ -199,8 +199,8 @@ def test_every_part_is_switched_on():
 def annealed():
     """Samples are too small for anything but annealing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emtau_dask.em.settings, "LARGEST_SHARE", 0.01)
-        patch.setattr(emtau_dask.em.settings, "ROWS_UNANNEALED", 10**6)
+        patch.setattr(emtau_dask.em.settings, "MAX_SAMPLE_SHARE", 0.01)
+        patch.setattr(emtau_dask.em.settings, "MIN_ROWS_WITHOUT_ANNEALING", 10**6)
         yield
 
 
@@ -225,7 +225,7 @@ def test_annealed_passes_are_not_counted_among_those_of_a_sample_nor_compared():
     flatter = [one for one in made if one.stage == "annealed"]
     assert flatter
     for one in flatter:
-        assert one.state.progress.level_began == one.state.iteration
+        assert one.state.progress.sample_began == one.state.iteration
     after = [one for one in made if one.chosen and not one.record.full_pass]
     assert len(after) < 10
 

@@ -23,7 +23,7 @@ from emtau_dask.kernels.dispatch import Kernels
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import plan_kernel
-from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
+from emtau_dask.storage.row_state import RowFields, RowStateRef, StateObject
 
 NUMBERS = (st.integers(0, 2**24) | st.integers(0, 2**10) | st.integers(2**30, 2**36)).map(float)
 """With one of the last a thousandth of all is more than other bounds, and may be many of the others."""
@@ -93,7 +93,9 @@ def graph_bytes(n_chunks, n_components=16, n_features=12):
     items = {
         chunk: EStepItem(
             ChunkRange(chunk, chunk * 1000, (chunk + 1) * 1000),
-            SlotState(StateObject(f"attempts/0-{0:032x}/rows/c/17/{chunk}/0/0", f"{chunk:064x}", fields), 0),
+            RowStateRef(
+                StateObject(f"attempts/0-{0:032x}/rows/c/17/{chunk}/0/0", f"{chunk:064x}", fields), 0
+            ),
         )
         for chunk in range(n_chunks)
     }

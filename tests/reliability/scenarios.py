@@ -155,7 +155,7 @@ def bits_of(model, folder):
     objects = LocalObjects(str(folder))
     current = read_newest(open_log(objects)).state.current
     for chunk, n_rows in enumerate(CHUNKS):
-        slot = current.slots.get(chunk)
+        slot = current.row_state.get(chunk)
         state = {} if slot is None else slot.read(objects, n_rows)
         found[f"row state of chunk {chunk}"] = repr(
             {name: values.tolist() for name, values in state.items()}

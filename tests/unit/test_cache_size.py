@@ -11,9 +11,9 @@ from emtau_dask import ConfigError, EMSampled
 from emtau_dask.dask_config import read_settings
 from emtau_dask.data.opening import open_source
 from emtau_dask.data.row_random import Samples
-from emtau_dask.em.journal import row_fields
 from emtau_dask.em.memory import FitOutline, automatic_cache, demand
 from emtau_dask.em.settings import Acceleration, EmSettings
+from emtau_dask.em.state_store import row_fields
 from emtau_dask.execution.scheduler import task_processes
 from emtau_dask.settings import Settings
 from emtau_dask.storage.direct_reads import usable_memory

@@ -22,18 +22,18 @@ from emtau_dask.checkpoint.manifest import (
 )
 from emtau_dask.checkpoint.state import CONTENT, MANIFEST, Frame
 from emtau_dask.data.row_random import Samples
-from emtau_dask.em.acceleration import Ascent, Kind, Pair, Point, Trial
+from emtau_dask.em.acceleration import EvaluatedPoint, Kind, Pair, Proposal, QuasiNewtonState
 from emtau_dask.em.history import IterationRecord
-from emtau_dask.em.moments import HeldMoments
+from emtau_dask.em.moments import FrozenMoments
 from emtau_dask.em.settings import Acceleration, EmSettings
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.em.state import Cycle, FitState, KMeansProgress, Progress, RunState
-from emtau_dask.em.sums import FrozenRows
+from emtau_dask.em.sums import FrozenStatistics
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.policies.tau import EMTau
 from emtau_dask.settings import Settings
-from emtau_dask.storage.row_state import RowFields, SlotState, StateObject
+from emtau_dask.storage.row_state import RowFields, RowStateRef, StateObject
 
 K, D = 2, 3
 ATTEMPT = f"0-{'a' * 32}"
@@ -59,10 +59,10 @@ def parameters():
     return MixtureParameters("diag", weights, means, variances, 1 / np.sqrt(variances))
 
 
-def ascent():
-    point = Point(parameters(), -1.25, vector(), vector())
+def quasi_newton():
+    point = EvaluatedPoint(parameters(), -1.25, vector(), vector())
     pairs = (Pair(vector(), vector()), Pair(vector(), vector()))
-    return Ascent(means(), pairs, point, Trial(vector(), Kind.EXTRAPOLATED, 0.5, math.nan), 2.5)
+    return QuasiNewtonState(means(), pairs, point, Proposal(vector(), Kind.EXTRAPOLATED, 0.5, math.nan), 2.5)
 
 
 def means():
@@ -71,7 +71,7 @@ def means():
 
 def content():
     """All that a commit may say."""
-    cycle = Cycle(replace(ascent(), radius=math.inf), HeldMoments(means(), vector(), 0.5), math.nan)
+    cycle = Cycle(replace(quasi_newton(), radius=math.inf), FrozenMoments(means(), vector(), 0.5), math.nan)
     record = IterationRecord(1, -1.5, 50, True, 3, 0, 1200, 0.125, 50)
     stored = StateObject(
         f"attempts/{ATTEMPT}/rows/c.4.0.0.0",
@@ -82,13 +82,13 @@ def content():
         parameters(),
         -1.5,
         (record, replace(record, iteration=2, gap=1e-3, accepted=False)),
-        FrozenRows(SufficientStatistics(np.array([3.0, 0.0]), means(), RNG.uniform(size=(K, D))), 0.25),
+        FrozenStatistics(SufficientStatistics(np.array([3.0, 0.0]), means(), RNG.uniform(size=(K, D))), 0.25),
         1,
         False,
         {0: 20, 2: 4},
-        {0: SlotState(stored, 0), 2: SlotState(stored, 20)},
+        {0: RowStateRef(stored, 0), 2: RowStateRef(stored, 20)},
         "max-iter",
-        Progress(ascent(), 1, 2, cycle, 0.5, 1, math.nan, 3, False, 1.5, True),
+        Progress(quasi_newton(), 1, 2, cycle, 0.5, 1, math.nan, 3, False, 1.5, True),
     )
     digests = RNG.integers(0, 255, (3, 16)).astype(np.uint8)
     return Content(

@@ -9,7 +9,7 @@ from references import COVARIANCE_TYPES, started, statistics_of, theta_of
 from tiers import exhaustive_but
 
 from emtau_dask.em import gap as decrement
-from emtau_dask.em.acceleration import Maximiser, Point
+from emtau_dask.em.acceleration import EvaluatedPoint, Maximiser
 from emtau_dask.em.gap import jacobian_of, newton_decrement
 from emtau_dask.em.moments import MomentSpace
 from emtau_dask.mixture.covariance_types import structure_named
@@ -40,7 +40,7 @@ class Measuring:
         self.space = MomentSpace(structure, parameters.means)
         self.evaluated = 0
         response = self.response(parameters)
-        self.point = Point(
+        self.point = EvaluatedPoint(
             parameters,
             objective(parameters, rows),
             self.space.of(statistics) / statistics.weights.sum(),

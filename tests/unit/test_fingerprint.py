@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from emtau_dask.checkpoint.fingerprints import sampled, sampled_contents
+from emtau_dask.checkpoint.fingerprints import sampled, sampled_digests
 from emtau_dask.data.opening import as_source
 from emtau_dask.data.source import RangeSource
 from emtau_dask.em.history import SilentObserver
@@ -64,7 +64,7 @@ def test_of_a_few_small_chunks_all_are_read(changed):
 
     def of(values):
         source = as_source(values, ndim=2, what="X").aligned((10,) * 16)
-        return sampled_contents(source, "X", choose_executor(), SilentObserver())
+        return sampled_digests(source, "X", choose_executor(), SilentObserver())
 
     assert of(rows) == of(rows.copy())
     assert [one.chunk for one, now in zip(of(rows), of(other), strict=True) if one != now] == [changed]

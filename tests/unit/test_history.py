@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from emtau_dask.em import FitHistory, IterationRecord
-from emtau_dask.em.history import MOST_CORRECTED, corrected_gap, extrapolated_gap
+from emtau_dask.em.history import MAX_CORRECTION, corrected_gap, extrapolated_gap
 
 LIMIT = -3.0
 
@@ -69,7 +69,7 @@ def test_an_estimate_grows_as_the_one_before_should_have():
     before = [record(1, LIMIT - 1.0, gap=0.2)]
     assert corrected_gap(before, 0.01, LIMIT - 0.2) == pytest.approx(0.01 * 0.8 / 0.2)
     assert corrected_gap([record(1, LIMIT - 1.0, gap=1e-9)], 0.01, LIMIT) == pytest.approx(
-        0.01 * MOST_CORRECTED
+        0.01 * MAX_CORRECTION
     )
     assert corrected_gap([record(1, LIMIT - 1.0, gap=5.0)], 0.01, LIMIT - 0.2) == 0.01
 

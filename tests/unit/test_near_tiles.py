@@ -15,7 +15,7 @@ from references import drawn, log_joint, naive_statistics, room, summed
 from sklearn.exceptions import ConvergenceWarning
 
 from emtau_dask import GaussianMixture
-from emtau_dask.em.memory import STATISTICS_KEPT
+from emtau_dask.em.memory import STATISTICS_COPIES
 from emtau_dask.kernels.dispatch import Kernels, TileKernel
 from emtau_dask.mixture.cutoff import UNSEEN, reach_of, reach_where_few
 from emtau_dask.mixture.estep import BlockKernel
@@ -294,7 +294,7 @@ def test_memory_is_within_what_plans_foretell(k, d):
     kernel.sums()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    held = STATISTICS_KEPT * 8 * (k * d**2 + k * (d + 1))
+    held = STATISTICS_COPIES * 8 * (k * d**2 + k * (d + 1))
     assert peak <= block_bytes("full", k, d, len(rows)) + held
 
 

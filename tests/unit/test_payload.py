@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from emtau_dask.errors import CheckpointCorruptError, ClusterError, UnusableRowError
-from emtau_dask.execution.graph import Payload, in_use, opened
+from emtau_dask.execution.graph import Payload, in_use, unpickled
 from emtau_dask.mixture.covariance_types import STRUCTURES
 from emtau_dask.process import software
 
 PICKLED, UNPICKLED = [], []
 
 
-class Noted:
+class Digested:
     """Tells when it is pickled."""
 
     def __init__(self, arrays):
@@ -52,7 +52,7 @@ def forgotten():
 def noted():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(50, 40))
-    return Noted([values, np.asfortranarray(values), values[::2, ::3], np.arange(3.0)[:0], np.float32(2)])
+    return Digested([values, np.asfortranarray(values), values[::2, ::3], np.arange(3.0)[:0], np.float32(2)])
 
 
 def travelled(thing, buffers):
@@ -72,8 +72,8 @@ def test_it_is_unpickled_when_it_is_asked_for():
 
 
 def test_what_is_not_sealed_is_open(noted):
-    assert opened(noted) is noted
-    assert opened(Payload.of(3)) == 3
+    assert unpickled(noted) is noted
+    assert unpickled(Payload.of(3)) == 3
 
 
 def test_what_cannot_be_unpickled_says_so():

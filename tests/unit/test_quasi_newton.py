@@ -14,11 +14,11 @@ from tiers import exhaustive_but
 
 from emtau_dask.em.acceleration import (
     MIN_CURVATURE,
-    Ascent,
     Kind,
     Maximiser,
     Pair,
-    Trial,
+    Proposal,
+    QuasiNewtonState,
     accelerated_step,
     begin_cycle,
     direction,
@@ -45,10 +45,10 @@ def scored(parameters, maximiser, rows=ROWS):
     theta = theta_of(parameters)
     statistics = statistics_of(maximiser.structure, rows, naive.e_step(rows, theta))
     try:
-        plain = m_step(statistics, maximiser.structure, maximiser.reg_covar)
+        em_parameters = m_step(statistics, maximiser.structure, maximiser.reg_covar)
     except SingularComponentError:
-        plain = None
-    return float(naive.log_likelihoods(rows, theta).mean()), statistics, plain
+        em_parameters = None
+    return float(naive.log_likelihoods(rows, theta).mean()), statistics, em_parameters
 
 
 class Run:
@@ -56,28 +56,28 @@ class Run:
 
     def __init__(self, parameters, memory=10, reg_covar=0.0):
         self.maximiser = Maximiser(parameters.structure, reg_covar, 1, memory)
-        self.ascent, self.parameters = Ascent(parameters.means), parameters
-        self.steps, self.objectives, self.trials = [], [], []
+        self.quasi_newton, self.parameters = QuasiNewtonState(parameters.means), parameters
+        self.steps, self.objectives, self.proposals = [], [], []
 
     def step(self, objective=None, **changes):
         """Score and step; an ``objective`` or other arguments take the place of the real ones."""
-        found, statistics, plain = scored(self.parameters, self.maximiser)
+        found, statistics, em_parameters = scored(self.parameters, self.maximiser)
         arguments = {"objective": found if objective is None else objective} | {
             "statistics": statistics,
-            "plain": plain,
+            "em_parameters": em_parameters,
         }
         arguments |= changes
-        self.trials.append(self.ascent.trial)
-        result = accelerated_step(self.ascent, self.maximiser, self.parameters, **arguments)
+        self.proposals.append(self.quasi_newton.proposal)
+        result = accelerated_step(self.quasi_newton, self.maximiser, self.parameters, **arguments)
         self.objectives.append(arguments["objective"])
         self.steps.append(result)
-        self.ascent, self.parameters = result.ascent, result.parameters
+        self.quasi_newton, self.parameters = result.quasi_newton, result.parameters
         return result
 
     def until(self, kind, most=30):
         """Go on until such a step is scored next."""
         for _ in range(most):
-            if self.ascent.trial.kind is kind:
+            if self.quasi_newton.proposal.kind is kind:
                 return self
             self.step()
         raise AssertionError(f"no step was {kind} within {most}")
@@ -152,8 +152,8 @@ def test_without_memory_the_steps_are_those_of_em(covariance_type):
         for name in ("weights", "means", "covariances"):
             np.testing.assert_allclose(getattr(found, name), getattr(theta, name), rtol=1e-10, atol=1e-10)
         assert step.accepted
-        assert step.ascent.trial.kind is Kind.PLAIN
-        assert not step.ascent.pairs
+        assert step.quasi_newton.proposal.kind is Kind.EM_STEP
+        assert not step.quasi_newton.pairs
 
 
 @STRUCTURES
@@ -161,10 +161,10 @@ def test_accepted_steps_never_lower_the_objective_and_end_where_em_ends_after_fe
     run = Run(started(covariance_type)).taken(100)
     kept = [value for value, step in zip(run.objectives, run.steps, strict=True) if step.accepted]
     assert np.diff(kept).min() >= -1e-11
-    assert any(trial.kind is Kind.EXTRAPOLATED for trial in run.trials)
-    plain = Run(started(covariance_type), memory=0).taken(100)
-    assert kept[-1] >= plain.objectives[-1] - 1e-12
-    further = Run(run.ascent.point.parameters, memory=0).taken(100)
+    assert any(proposal.kind is Kind.EXTRAPOLATED for proposal in run.proposals)
+    em_parameters = Run(started(covariance_type), memory=0).taken(100)
+    assert kept[-1] >= em_parameters.objectives[-1] - 1e-12
+    further = Run(run.quasi_newton.point.parameters, memory=0).taken(100)
     assert further.objectives[-1] - kept[-1] <= 1e-9
 
 
@@ -179,15 +179,17 @@ def test_the_gap_is_that_to_the_end_once_it_is_near(covariance_type):
 
 
 def test_what_is_climbed_stays_at_the_m_step_of_its_moments():
-    """The trial's parameters are the M-step of its moments, whatever they were moved about."""
+    """The proposal's parameters are the M-step of its moments, whatever they were moved about."""
     run = Run(started("full"))
     for _ in range(25):
         step = run.step()
-        space = MomentSpace(run.maximiser.structure, step.ascent.origins)
-        same(run.maximiser.parameters(space, step.ascent.trial.moments), step.parameters, limit=1e-11)
+        space = MomentSpace(run.maximiser.structure, step.quasi_newton.origins)
+        same(
+            run.maximiser.parameters(space, step.quasi_newton.proposal.moments), step.parameters, limit=1e-11
+        )
         if len(run.steps) > 1:  # before, only what the point was given by is known
-            known = run.maximiser.parameters(space, step.ascent.point.moments)
-            same(known, step.ascent.point.parameters, limit=1e-9)
+            known = run.maximiser.parameters(space, step.quasi_newton.point.moments)
+            same(known, step.quasi_newton.point.parameters, limit=1e-9)
 
 
 class TestRefusal:
@@ -197,25 +199,25 @@ class TestRefusal:
 
     @pytest.mark.parametrize("objective", [-math.inf, math.nan, "lower"])
     def test_a_fall_is_refused_and_the_next_step_is_shorter_from_the_same_point(self, run, objective):
-        before = run.ascent
+        before = run.quasi_newton
         if objective == "lower":
             objective = before.point.objective - 1e-9
         step = run.step(objective)
         assert not step.accepted
-        assert step.ascent.point.parameters is before.point.parameters
-        assert step.ascent.point.objective == before.point.objective
+        assert step.quasi_newton.point.parameters is before.point.parameters
+        assert step.quasi_newton.point.objective == before.point.objective
         own = MomentSpace(run.maximiser.structure, before.origins).standardised(
             before.point.gradient, before.point.parameters
         )
-        assert step.ascent.trial.length <= max(0.5 * before.trial.length, np.linalg.norm(own))
-        assert step.ascent.radius == step.ascent.trial.length
+        assert step.quasi_newton.proposal.length <= max(0.5 * before.proposal.length, np.linalg.norm(own))
+        assert step.quasi_newton.radius == step.quasi_newton.proposal.length
 
     @pytest.mark.parametrize("times", [8.0, 16.0])
     def test_the_shorter_step_goes_as_far_as_the_objective_rises(self, run, times):
         """Where that is, SciPy's search along the step says; the cubic is near it."""
         run.taken(6)
-        space, point = MomentSpace(run.maximiser.structure, run.ascent.origins), run.ascent.point
-        step = times * (run.ascent.trial.moments - point.moments)
+        space, point = MomentSpace(run.maximiser.structure, run.quasi_newton.origins), run.quasi_newton.point
+        step = times * (run.quasi_newton.proposal.moments - point.moments)
 
         def fall(share):
             found = run.maximiser.parameters(space, point.moments + share * step)
@@ -223,68 +225,70 @@ class TestRefusal:
 
         best = optimize.minimize_scalar(fall, bounds=(0, 1), method="bounded", options={"xatol": 1e-6}).x
         assert best < 0.5
-        trial = Trial(point.moments + step, Kind.EXTRAPOLATED, times * run.ascent.trial.length)
-        run.ascent = replace(run.ascent, trial=trial, pairs=())
-        run.parameters = run.maximiser.parameters(space, trial.moments)
-        shorter = run.step().ascent.trial
+        proposal = Proposal(point.moments + step, Kind.EXTRAPOLATED, times * run.quasi_newton.proposal.length)
+        run.quasi_newton = replace(run.quasi_newton, proposal=proposal, pairs=())
+        run.parameters = run.maximiser.parameters(space, proposal.moments)
+        shorter = run.step().quasi_newton.proposal
         assert shorter.kind is Kind.EXTRAPOLATED
-        assert best / 1.5 < shorter.length / trial.length < best * 1.5
+        assert best / 1.5 < shorter.length / proposal.length < best * 1.5
         assert run.step().accepted
 
     def test_a_fall_by_rounding_alone_is_accepted(self, run):
-        objective = run.ascent.point.objective
+        objective = run.quasi_newton.point.objective
         assert run.step(objective - 1e-14 * abs(objective)).accepted
 
     def test_what_a_refused_step_found_is_learnt(self, run):
-        before = run.ascent
+        before = run.quasi_newton
         step = run.step(before.point.objective - 1.0)
-        assert step.ascent.pairs[:-1] == before.pairs
-        learnt = step.ascent.pairs[-1]
-        np.testing.assert_array_equal(learnt.step, before.trial.moments - before.point.moments)
+        assert step.quasi_newton.pairs[:-1] == before.pairs
+        learnt = step.quasi_newton.pairs[-1]
+        np.testing.assert_array_equal(learnt.step, before.proposal.moments - before.point.moments)
 
     def test_refused_again_and_again_it_comes_to_ems_own_step_which_is_accepted(self, run):
-        point = run.ascent.point
+        point = run.quasi_newton.point
         for _ in range(60):
-            if run.ascent.trial.kind is Kind.PLAIN:
+            if run.quasi_newton.proposal.kind is Kind.EM_STEP:
                 break
             assert not run.step(point.objective - 1.0).accepted
-        assert run.ascent.trial.kind is Kind.PLAIN
-        space = MomentSpace(run.maximiser.structure, run.ascent.origins)
+        assert run.quasi_newton.proposal.kind is Kind.EM_STEP
+        space = MomentSpace(run.maximiser.structure, run.quasi_newton.origins)
         same(run.parameters, run.maximiser.parameters(space, point.response))
         assert run.step(point.objective - 5.0).accepted
 
-    @pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.GIVEN])
+    @pytest.mark.parametrize("kind", [Kind.EM_STEP, Kind.GIVEN])
     def test_a_plain_step_is_accepted_however_much_it_loses(self, kind):
         run = Run(started("full")).taken(3)
-        run.ascent = replace(run.ascent, trial=replace(run.ascent.trial, kind=kind))
-        assert run.step(run.ascent.point.objective - 100.0).accepted
+        run.quasi_newton = replace(run.quasi_newton, proposal=replace(run.quasi_newton.proposal, kind=kind))
+        assert run.step(run.quasi_newton.point.objective - 100.0).accepted
 
     def test_rows_that_determine_no_mixture_send_an_extrapolation_back(self, run):
-        point = run.ascent.point
-        step = run.step(statistics=None, plain=None)
+        point = run.quasi_newton.point
+        step = run.step(statistics=None, em_parameters=None)
         assert not step.accepted
-        assert step.ascent.point is point
+        assert step.quasi_newton.point is point
         assert not math.isnan(step.gap)
 
     @pytest.mark.parametrize("at_the_start", [True, False])
     def test_after_a_plain_step_to_them_or_at_the_start_nothing_is_left_to_try(self, at_the_start):
         run = Run(started("full"))
         if not at_the_start:
-            run.until(Kind.PLAIN)
-        before = run.parameters if at_the_start else run.ascent.point.parameters
-        step = run.step(plain=None, **({"statistics": None} if at_the_start else {}))
+            run.until(Kind.EM_STEP)
+        before = run.parameters if at_the_start else run.quasi_newton.point.parameters
+        step = run.step(em_parameters=None, **({"statistics": None} if at_the_start else {}))
         assert not step.accepted
         assert math.isnan(step.gap)
         assert step.parameters is before
 
     def test_a_refused_cycle_is_followed_by_a_shorter_step_or_ems_own(self, run):
-        run.ascent = replace(run.ascent, trial=replace(run.ascent.trial, kind=Kind.CYCLE))
-        point, trial = run.ascent.point, run.ascent.trial
+        run.quasi_newton = replace(
+            run.quasi_newton, proposal=replace(run.quasi_newton.proposal, kind=Kind.CYCLE)
+        )
+        point, proposal = run.quasi_newton.point, run.quasi_newton.proposal
         step = run.step(point.objective - 1.0)
         assert not step.accepted
-        assert step.ascent.trial.kind in (Kind.PLAIN, Kind.EXTRAPOLATED)
-        assert step.ascent.trial.length < trial.length
-        assert step.ascent.point is point
+        assert step.quasi_newton.proposal.kind in (Kind.EM_STEP, Kind.EXTRAPOLATED)
+        assert step.quasi_newton.proposal.length < proposal.length
+        assert step.quasi_newton.point is point
 
 
 class TestMemory:
@@ -292,21 +296,27 @@ class TestMemory:
     def test_no_more_pairs_are_kept_than_it_says_and_they_are_the_last(self, memory):
         run = Run(started("full"), memory=memory)
         for taken in range(1, 8):
-            before = run.ascent
+            before = run.quasi_newton
             step = run.step()
-            assert len(step.ascent.pairs) == min(memory, max(0, taken - 2))  # the first gradient is unknown
-            if step.ascent.pairs:
+            assert len(step.quasi_newton.pairs) == min(
+                memory, max(0, taken - 2)
+            )  # the first gradient is unknown
+            if step.quasi_newton.pairs:
                 space = MomentSpace(run.maximiser.structure, before.origins)
-                step_taken = space.moved(before.trial.moments - before.point.moments, step.ascent.origins)
-                np.testing.assert_allclose(step.ascent.pairs[-1].step, step_taken, rtol=1e-9, atol=1e-12)
+                step_taken = space.moved(
+                    before.proposal.moments - before.point.moments, step.quasi_newton.origins
+                )
+                np.testing.assert_allclose(
+                    step.quasi_newton.pairs[-1].step, step_taken, rtol=1e-9, atol=1e-12
+                )
 
     def test_pairs_are_a_step_and_the_gradients_decrease_along_it(self):
         """Both from E-steps at the two ends, with moments about the same origins."""
         run = Run(started("full")).taken(4)
-        start = run.ascent.point.parameters
+        start = run.quasi_newton.point.parameters
         end = run.parameters
-        pair = run.step().ascent.pairs[-1]
-        space = MomentSpace(run.maximiser.structure, run.ascent.origins)
+        pair = run.step().quasi_newton.pairs[-1]
+        space = MomentSpace(run.maximiser.structure, run.quasi_newton.origins)
 
         def moments(parameters, responsibilities):
             found = space.of(statistics_of(run.maximiser.structure, ROWS, responsibilities))
@@ -338,7 +348,7 @@ class TestMemory:
 def test_with_reg_covar_it_ends_at_the_fixed_point_of_regularised_em(covariance_type, reg_covar):
     """Such a step may lower the likelihood: it is accepted, and nothing loops."""
     run = Run(started(covariance_type), reg_covar=reg_covar).taken(100)
-    point = run.ascent.point.parameters
+    point = run.quasi_newton.point.parameters
     same(scored(point, run.maximiser)[2], point, limit=1e-4)
 
 
@@ -357,16 +367,16 @@ def test_an_extrapolation_is_not_singular_without_reg_covar():
 class TestCycle:
     def test_its_first_step_is_ems_own_where_nothing_is_remembered(self):
         run = Run(started("full")).taken(2)
-        ascent = replace(run.ascent, pairs=())
-        step = begin_cycle(ascent, run.maximiser, 0.0)
-        space = MomentSpace(run.maximiser.structure, ascent.origins)
-        same(step.parameters, run.maximiser.parameters(space, ascent.point.response))
+        quasi_newton = replace(run.quasi_newton, pairs=())
+        step = begin_cycle(quasi_newton, run.maximiser, 0.0)
+        space = MomentSpace(run.maximiser.structure, quasi_newton.origins)
+        same(step.parameters, run.maximiser.parameters(space, quasi_newton.point.response))
 
     @pytest.mark.parametrize("damping", [0.02, 1.0])
     def test_damping_shortens_the_gradient(self, damping):
         run = Run(started("full")).taken(3)
-        point = run.ascent.point
-        begun = begin_cycle(run.ascent, run.maximiser, damping).ascent.point
+        point = run.quasi_newton.point
+        begun = begin_cycle(run.quasi_newton, run.maximiser, damping).quasi_newton.point
         np.testing.assert_allclose(begun.gradient, point.gradient / (1 + damping), atol=1e-14)
         assert begun.objective == pytest.approx(point.objective / (1 + damping))
         np.testing.assert_array_equal(begun.moments, point.moments)
@@ -375,9 +385,9 @@ class TestCycle:
     def test_what_is_remembered_has_the_curvature_of_the_damped_objective_in_it_alone(self, damping):
         """A damped gradient is, by its definition, (response + λ · that of the point) / (1 + λ) − moments."""
         run = Run(started("full")).taken(4)
-        outer = run.ascent
+        outer = run.quasi_newton
         about, pair = outer.point.moments, outer.pairs[-1]
-        begun = begin_cycle(outer, run.maximiser, damping).ascent
+        begun = begin_cycle(outer, run.maximiser, damping).quasi_newton
 
         def damped(moments, response):
             return (response + damping * about) / (1 + damping) - moments
@@ -388,27 +398,27 @@ class TestCycle:
         expected = damped(before, response) - damped(outer.point.moments, outer.point.response)
         np.testing.assert_allclose(begun.pairs[-1].decrease, expected, rtol=1e-9, atol=1e-13)
         back = end_cycle(begun, outer, run.maximiser, started("full", seed=9), damping)
-        np.testing.assert_allclose(back.ascent.pairs[-1].decrease, pair.decrease, rtol=1e-9, atol=1e-13)
+        np.testing.assert_allclose(back.quasi_newton.pairs[-1].decrease, pair.decrease, rtol=1e-9, atol=1e-13)
 
     def test_on_all_rows_it_leads_to_what_is_scored_next_with_its_gain_predicted(self):
         run = Run(started("full")).taken(3)
-        outer = run.ascent
+        outer = run.quasi_newton
         begun = begin_cycle(outer, run.maximiser, 0.0)
         inner = Run(started("full"))
-        inner.ascent, inner.parameters = begun.ascent, begun.parameters
+        inner.quasi_newton, inner.parameters = begun.quasi_newton, begun.parameters
         inner.taken(6)
-        step = end_cycle(inner.ascent, outer, run.maximiser, inner.parameters, 0.0)
+        step = end_cycle(inner.quasi_newton, outer, run.maximiser, inner.parameters, 0.0)
         assert step.accepted
-        assert step.ascent.trial.kind is Kind.CYCLE
+        assert step.quasi_newton.proposal.kind is Kind.CYCLE
         assert step.parameters is inner.parameters
-        assert step.ascent.point is outer.point
-        assert step.ascent.trial.predicted > 0
-        assert len(step.ascent.pairs) == len(inner.ascent.pairs)
-        moved = MomentSpace(run.maximiser.structure, inner.ascent.origins).moved(
-            inner.ascent.pairs[-1].step, outer.origins
+        assert step.quasi_newton.point is outer.point
+        assert step.quasi_newton.proposal.predicted > 0
+        assert len(step.quasi_newton.pairs) == len(inner.quasi_newton.pairs)
+        moved = MomentSpace(run.maximiser.structure, inner.quasi_newton.origins).moved(
+            inner.quasi_newton.pairs[-1].step, outer.origins
         )
-        np.testing.assert_array_equal(step.ascent.pairs[-1].step, moved)
-        run.ascent, run.parameters = step.ascent, step.parameters
+        np.testing.assert_array_equal(step.quasi_newton.pairs[-1].step, moved)
+        run.quasi_newton, run.parameters = step.quasi_newton, step.parameters
         after = run.step()
         assert after.accepted
         assert run.objectives[-1] > outer.point.objective
@@ -416,39 +426,39 @@ class TestCycle:
     def test_from_a_point_whose_gradient_is_unknown_it_leads_to_what_is_scored_next(self):
         """As from given parameters: nothing can be predicted there, and a fall would be refused."""
         run = Run(started("full")).taken(1)
-        assert not run.ascent.point.known
-        begun = begin_cycle(run.ascent, run.maximiser, 0.0)
+        assert not run.quasi_newton.point.known
+        begun = begin_cycle(run.quasi_newton, run.maximiser, 0.0)
         inner = Run(started("full"))
-        inner.ascent, inner.parameters = begun.ascent, begun.parameters
+        inner.quasi_newton, inner.parameters = begun.quasi_newton, begun.parameters
         inner.taken(6)
-        step = end_cycle(inner.ascent, run.ascent, run.maximiser, inner.parameters, 0.0)
-        assert step.ascent.trial.kind is Kind.CYCLE
-        run.ascent, run.parameters = step.ascent, step.parameters
+        step = end_cycle(inner.quasi_newton, run.quasi_newton, run.maximiser, inner.parameters, 0.0)
+        assert step.quasi_newton.proposal.kind is Kind.CYCLE
+        run.quasi_newton, run.parameters = step.quasi_newton, step.parameters
         after = run.step()
         assert after.accepted
-        assert len(after.ascent.pairs) == len(step.ascent.pairs)
+        assert len(after.quasi_newton.pairs) == len(step.quasi_newton.pairs)
 
     def test_one_that_should_bring_nothing_gives_way_to_a_step_of_all_rows(self):
         run = Run(started("full")).taken(3)
-        outer = run.ascent
+        outer = run.quasi_newton
         worse = started("full", seed=9)
-        inner = replace(outer, trial=Trial(outer.point.moments, Kind.PLAIN), pairs=())
+        inner = replace(outer, proposal=Proposal(outer.point.moments, Kind.EM_STEP), pairs=())
         step = end_cycle(inner, outer, run.maximiser, worse, 0.0)
         gradient = outer.point.gradient
         space = MomentSpace(run.maximiser.structure, outer.origins)
         gains = [space.expected_log_density(gradient, p) for p in (worse, outer.point.parameters)]
         assert gains[0] < gains[1]
-        assert step.ascent.trial.kind is not Kind.CYCLE
+        assert step.quasi_newton.proposal.kind is not Kind.CYCLE
         same(step.parameters, run.maximiser.parameters(space, outer.point.response))
 
 
 def test_with_a_new_objective_pairs_are_kept_and_nothing_is_compared():
     run = Run(started("full")).until(Kind.EXTRAPOLATED)
-    ascent = run.ascent.with_new_objective()
-    assert ascent.pairs == run.ascent.pairs
-    assert all(isinstance(pair, Pair) for pair in ascent.pairs)
-    assert ascent.point is None
-    assert ascent.trial.kind is Kind.GIVEN
-    assert ascent.radius == math.inf
-    run.ascent = ascent
+    quasi_newton = run.quasi_newton.with_new_objective()
+    assert quasi_newton.pairs == run.quasi_newton.pairs
+    assert all(isinstance(pair, Pair) for pair in quasi_newton.pairs)
+    assert quasi_newton.point is None
+    assert quasi_newton.proposal.kind is Kind.GIVEN
+    assert quasi_newton.radius == math.inf
+    run.quasi_newton = quasi_newton
     assert run.step(-1e9).accepted

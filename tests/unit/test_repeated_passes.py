@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emtau_dask.em.iteration import Scored, _with_enough_digits
+from emtau_dask.em.iteration import PassResult, _with_enough_digits
 from emtau_dask.em.sums import PassSums
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.mixture.covariance_types import structure_named
@@ -33,8 +33,8 @@ def passes(outcomes):
         centred.append(plan.exact)
         outcome = next(left)
         collapse = outcome if isinstance(outcome, Exception) else None
-        plain = None if collapse else outcome
-        return Scored(PassSums(bytes_read=100), None, None, None, 1.0, None, plain, collapse, 0.0)
+        em_parameters = None if collapse else outcome
+        return PassResult(PassSums(bytes_read=100), None, None, None, 1.0, None, em_parameters, collapse, 0.0)
 
     return centred, _with_enough_digits(score, plan_kernel(shrunk()))
 
@@ -60,7 +60,7 @@ def test_rows_go_centred_where_a_component_lost_digits(outcomes, centred):
     assert found == centred
     assert scored.sums.bytes_read == 100 * len(centred)
     last = outcomes[-1]
-    assert (scored.plain, scored.collapse) == ((None, last) if last is COLLAPSE else (last, None))
+    assert (scored.em_parameters, scored.collapse) == ((None, last) if last is COLLAPSE else (last, None))
     assert scored.repeated == (len(centred) > 1)
 
 

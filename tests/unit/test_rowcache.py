@@ -175,7 +175,7 @@ class TestState:
 
     def test_is_nothing_after_a_drop(self, store):
         self.CACHE.keep_state(7, state_of(1, 1), "digest")
-        self.CACHE.place_states({7: None, 8: None})
+        self.CACHE.record_stored_states({7: None, 8: None})
         assert self.CACHE.find_state(7, "digest") is None
         assert store._bytes == 0
 
@@ -183,7 +183,7 @@ class TestState:
         self.CACHE.keep_state(7, state_of(1, 0))
         self.CACHE.keep_state(8, state_of(1, 1), "digest")
         taken = store._bytes
-        self.CACHE.place_states({6: "digest", 7: "digest", 8: "newer"})
+        self.CACHE.record_stored_states({6: "digest", 7: "digest", 8: "newer"})
         assert self.CACHE.find_state(7, "digest")["active"].tolist() == [True, False]
         assert self.CACHE.find_state(8, "digest")["active"].tolist() == [True, True]
         assert self.CACHE.find_state(6, "digest") is None

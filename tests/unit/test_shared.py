@@ -8,7 +8,7 @@ import pytest
 from emtau_dask.data.dask_arrays import shared_rows
 from emtau_dask.data.source import Loaded, RangeSource
 from emtau_dask.errors import InvalidDataError
-from emtau_dask.process import REMEMBERED, Proofs, of_process
+from emtau_dask.process import MAX_TOKENS, VerifiedTokens, of_process
 
 MIB = 2**20
 
@@ -36,7 +36,7 @@ def source(reader, chunk_rows):
 
 @pytest.fixture
 def forgetful(monkeypatch):
-    monkeypatch.setattr(of_process(Proofs), "_settled", {})
+    monkeypatch.setattr(of_process(VerifiedTokens), "_tokens", {})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_who_made_it_proves_nothing_and_others_once(forgetful):
     rows = shared_rows(source(reader, [10, 10]), "X")
     rows.read(3, 4)
     assert reader.reads == [(0, 10), (10, 20), (3, 4)]
-    of_process(Proofs)._settled.clear()  # as in another process
+    of_process(VerifiedTokens)._tokens.clear()  # as in another process
     rows.read(5, 6)
     rows.read(6, 7)
     assert reader.reads[3:] == [(0, 10), (10, 20), (5, 6), (6, 7)]
@@ -71,7 +71,7 @@ def test_who_made_it_proves_nothing_and_others_once(forgetful):
 def test_other_values_are_refused_until_they_are_the_same(forgetful):
     reader = Rows()
     rows = shared_rows(source(reader, [10, 10]), "weights")
-    of_process(Proofs)._settled.clear()
+    of_process(VerifiedTokens)._tokens.clear()
     reader.value = np.nextafter(0.0, 1.0)
     for _ in range(2):
         with pytest.raises(
@@ -90,9 +90,9 @@ def test_threads_wait_for_the_one_that_proves(forgetful):
         begun.set()
         assert go.wait(60)
 
-    first = threading.Thread(target=of_process(Proofs).once, args=("token", prove))
+    first = threading.Thread(target=of_process(VerifiedTokens).once, args=("token", prove))
     second = threading.Thread(
-        target=lambda: (of_process(Proofs).once("token", prove), calls.append("second"))
+        target=lambda: (of_process(VerifiedTokens).once("token", prove), calls.append("second"))
     )
     first.start()
     assert begun.wait(60)
@@ -104,6 +104,6 @@ def test_threads_wait_for_the_one_that_proves(forgetful):
 
 
 def test_only_so_many_proofs_are_remembered(forgetful):
-    for number in range(REMEMBERED + 5):
-        of_process(Proofs).settle(str(number))
-    assert list(of_process(Proofs)._settled) == [str(number) for number in range(5, REMEMBERED + 5)]
+    for number in range(MAX_TOKENS + 5):
+        of_process(VerifiedTokens).add(str(number))
+    assert list(of_process(VerifiedTokens)._tokens) == [str(number) for number in range(5, MAX_TOKENS + 5)]

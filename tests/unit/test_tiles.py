@@ -19,8 +19,8 @@ from references import COVARIANCE_TYPES, assert_naive, log_joint, naive_statisti
 from tiers import exhaustive_but
 
 from emtau_dask import ConfigError
-from emtau_dask.em.compiling import WORTH_IT, worth_compiling
-from emtau_dask.em.memory import STATISTICS_KEPT
+from emtau_dask.em.compiling import MIN_PRODUCTS, worth_compiling
+from emtau_dask.em.memory import STATISTICS_COPIES
 from emtau_dask.kernels import dispatch, tiling
 from emtau_dask.kernels.dispatch import Kernels, TileKernel, tiled
 from emtau_dask.kernels.loop import divide, exponentiate, logarithm
@@ -446,7 +446,7 @@ def test_memory_of_squares_that_are_longer_than_features_is_foretold(k, d):
     kernel.sums()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    held = STATISTICS_KEPT * 8 * (k * d**2 + k * (d + 1))
+    held = STATISTICS_COPIES * 8 * (k * d**2 + k * (d + 1))
     assert peak <= block_bytes("full", k, d, len(rows)) + held
 
 
@@ -569,8 +569,8 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("setting", "rows", "expected"),
         [
-            ("auto", WORTH_IT // 9 - 1, False),
-            ("auto", WORTH_IT // 9 + 1, True),
+            ("auto", MIN_PRODUCTS // 9 - 1, False),
+            ("auto", MIN_PRODUCTS // 9 + 1, True),
             ("always", 1, True),
             ("never", 10**12, False),
         ],
@@ -604,14 +604,14 @@ class Broken:
 sys.meta_path.insert(0, Broken())
 import dask, numpy as np
 from emtau_dask import ClusterError, ConfigError, GaussianMixture
-from emtau_dask.em.compiling import WORTH_IT, check_compiler, worth_compiling
+from emtau_dask.em.compiling import MIN_PRODUCTS, check_compiler, worth_compiling
 assert "numba" not in sys.modules
 for name in sys.argv[1:]:  # each in a process that asks for numba for the first time
     kind = getattr(builtins, name)
     if forked := os.fork():
         assert os.waitpid(forked, 0)[1] == 0
         continue
-    assert not worth_compiling(None, (WORTH_IT, 1), "diag", 1)
+    assert not worth_compiling(None, (MIN_PRODUCTS, 1), "diag", 1)
     dask.config.set({"emtau.compiled": "always"})
     for expected, call in [
         (ConfigError, lambda: GaussianMixture(2).fit(np.random.default_rng(0).normal(size=(500, 2)))),

@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 
-WITNESS = "witness-of-code"
+MARKER = "witness-of-code"
 """A folder that exists only where a payload was run; beside the input."""
 SIZES = [
     0, 1, 0x7F, 0xFF, 2**15, 2**16 - 1, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1,
@@ -24,12 +24,12 @@ class _Payload:
 
 def payload(place):
     """Return a pickle that makes the witness beside ``place``."""
-    return pickle.dumps(_Payload(place.parent / WITNESS))
+    return pickle.dumps(_Payload(place.parent / MARKER))
 
 
 def pickled_array(place):
     """Return the pickle of an object array whose element makes the witness."""
-    return pickle.dumps(np.array([_Payload(place.parent / WITNESS)], dtype=object))
+    return pickle.dumps(np.array([_Payload(place.parent / MARKER)], dtype=object))
 
 
 def mutated(chance, data, headers=(0,)):

@@ -139,7 +139,7 @@ def mutate(case):
 def _with_raw(case, text):
     """Write something raw in the place of a value, or as an item more."""
     chance = case.chance
-    witness = str(case.place.parent / binaries.WITNESS)
+    witness = str(case.place.parent / binaries.MARKER)
     depth = chance.choice([20, 400, 5000])
     raw = chance.choice(RAW_VALUES).format(
         witness=witness, big="9" * 5000, deep="[" * depth + "]" * depth, bell="\x07"

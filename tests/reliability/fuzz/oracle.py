@@ -13,7 +13,7 @@ from random import Random
 
 from emtau_dask import EmtauError, kernels
 from reliability.damage import RUNNING, WRITING
-from reliability.fuzz.binaries import WITNESS
+from reliability.fuzz.binaries import MARKER
 
 MEGABYTES = 700
 """By how much the address space of a process may grow, libraries' threads and their stacks included."""
@@ -194,7 +194,7 @@ def ended(work, case, watch):
     except BaseException as error:
         what, fault, problem = "crashed", MEMORY if isinstance(error, MemoryError) else FOREIGN, _head(error)
     grown, seconds = _memory("VmHWM") - before, time.process_time() - began
-    witness = case.place.parent / WITNESS
+    witness = case.place.parent / MARKER
     if watch.found or witness.exists():
         fault, problem = CODE, "; ".join([*watch.found, problem])
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""What chunks hold, compared between passes: another digest means that the data changed.
+"""Verification that the data do not change: digests of chunks are compared between passes.
 
-Tasks report the digests of the chunks that they read whole with their results, and the process that fits
-compares them once the pass is over, before anything of it is used.
+A task reports the digests of the chunks that it reads whole, with its result. The fitting process compares
+them after the pass, before it uses the result.
 """
 
 from __future__ import annotations
@@ -14,65 +14,65 @@ from typing import Any, TypeVar, cast
 
 from numpy.typing import NDArray
 
-from emtau_dask.data.chunk import ROWS, ChunkContents, ChunkLoader, LoadedChunk
+from emtau_dask.data.chunk import ROWS, ChunkDigest, ChunkLoader, LoadedChunk
 from emtau_dask.data.source import NONE_UNSTORED, ChunkRange, Unstored
 from emtau_dask.errors import CheckpointMismatchError, EmtauError, InvalidDataError, warn_user
 from emtau_dask.execution.executor import Executor, MapReduce, PassObserver, ReadingTask
 
 L = TypeVar("L")
 T = TypeVar("T")
-Noted = tuple[T, tuple[ChunkContents, ...]]
-"""A result, and the contents of the chunks that were read whole for it."""
+Digested = tuple[T, tuple[ChunkDigest, ...]]
+"""A result, and the digests of the chunks that were read whole for it."""
 
 
-class NotingTask(ReadingTask[L, T]):
-    """A task that reports what the chunks hold that it reads whole."""
+class DigestingTask(ReadingTask[L, T]):
+    """A task that reports the digests of the chunks that it reads whole."""
 
     @abstractmethod
-    def contents(self, item: Any, found: L) -> Iterable[ChunkContents]:
-        """Return the contents of the chunks in what ``read`` returned; called after ``compute``."""
+    def digests(self, item: Any, found: L) -> Iterable[ChunkDigest]:
+        """Return the digests of the chunks that ``read`` returned; called after ``compute``."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Noting(ReadingTask[L, "Noted[T]"]):
-    task: NotingTask[L, T]
+class _Digesting(ReadingTask[L, "Digested[T]"]):
+    task: DigestingTask[L, T]
 
     def read(self, item: Any, *blocks: Any) -> L:
         return self.task.read(item, *blocks)
 
-    def compute(self, item: Any, found: L) -> Noted[T]:
+    def compute(self, item: Any, found: L) -> Digested[T]:
         result = self.task.compute(item, found)
-        return result, tuple(self.task.contents(item, found))
+        return result, tuple(self.task.digests(item, found))
 
-    def finish(self, result: Noted[T]) -> Noted[T]:
-        inner, contents = result
-        return self.task.finish(inner), contents
+    def finish(self, result: Digested[T]) -> Digested[T]:
+        inner, digests = result
+        return self.task.finish(inner), digests
 
 
-def _merged(merge: Callable[[Iterable[T]], T], parts: Iterable[Noted[T]]) -> Noted[T]:
-    contents: list[ChunkContents] = []
+def _merged(merge: Callable[[Iterable[T]], T], parts: Iterable[Digested[T]]) -> Digested[T]:
+    digests: list[ChunkDigest] = []
 
-    def result_of(part: Noted[T]) -> T:
-        contents.extend(part[1])
+    def result_of(part: Digested[T]) -> T:
+        digests.extend(part[1])
         return part[0]
 
-    return merge(map(result_of, parts)), tuple(contents)
+    return merge(map(result_of, parts)), tuple(digests)
 
 
-class Contents:
-    """What the chunks of a fit's sources hold: known from earlier processes of its run, or from this one.
+class DataVerifier:
+    """The digests of the chunks of a fit's sources, from earlier processes of its run and from this one.
 
     Parameters
     ----------
     stored : mapping of (str, str) to mapping of int to bytes
-        Digests by source and by ``made_on``, then by chunk, as a checkpoint has them.
+        Digests of a checkpoint, by source and ``made_on``, then by chunk.
 
     Attributes
     ----------
     known : mapping
-        As ``stored``, with those that this process found; new chunks make another object.
+        As ``stored``, with the digests of this process; a new object whenever there is a new chunk.
     notes : list of str
-        What users should know, of which they have been warned where that is called for.
+        Remarks for users, who have been warned of those that call for it.
     """
 
     def __init__(self, stored: Mapping[tuple[str, str], Mapping[int, bytes]] | None = None) -> None:
@@ -85,34 +85,34 @@ class Contents:
     def run(
         self, executor: Executor, work: MapReduce[T], observer: PassObserver, ranges: Mapping[int, ChunkRange]
     ) -> T | None:
-        """Run a pass whose task is a `NotingTask`, and compare what it found in chunks; see `compare`."""
-        noting: Any = replace(
+        """Run a pass whose task is a `DigestingTask`, and compare the digests; see `compare`."""
+        digesting: Any = replace(
             cast("MapReduce[Any]", work),
-            task=_Noting(cast("NotingTask[Any, T]", work.task)),
+            task=_Digesting(cast("DigestingTask[Any, T]", work.task)),
             merge=partial(_merged, work.merge),
         )
-        found = executor.map_reduce(noting, observer)
+        found = executor.map_reduce(digesting, observer)
         if found is None:
             return None
-        result, contents = found
-        self.compare(contents, ranges)
+        result, digests = found
+        self.compare(digests, ranges)
         return cast("T", result)
 
-    def compare(self, found: Iterable[ChunkContents], ranges: Mapping[int, ChunkRange]) -> None:
-        """Compare the contents of chunks with what they held before, and remember those of new ones.
+    def compare(self, found: Iterable[ChunkDigest], ranges: Mapping[int, ChunkRange]) -> None:
+        """Compare the digests of chunks with earlier ones, and keep those of new chunks.
 
         Parameters
         ----------
-        found : iterable of ChunkContents
+        found : iterable of ChunkDigest
         ranges : mapping of int to ChunkRange
-            Of all chunks of the sources that hold rows.
+            The ranges of all chunks with rows.
 
         Raises
         ------
         CheckpointMismatchError
-            A chunk holds other values than in the run that is resumed.
+            A chunk has other values than in the run that is resumed.
         InvalidDataError
-            It holds other values than when this process first read it.
+            It has other values than when this process first read it.
 
         Warns
         -----
@@ -135,18 +135,18 @@ class Contents:
                 self._note_unstored(source)
 
     def not_read_again(self) -> str | None:
-        """Return which chunks were not compared with what was first read of them; None where all were."""
+        """Return a remark on chunks that were not compared with their first digest; None if all were."""
         chunks = {chunk for (source, _), known in self.known.items() if source == ROWS for chunk in known}
-        left = len(chunks - self._compared.get(ROWS, set()))
-        if not left:
+        unread = len(chunks - self._compared.get(ROWS, set()))
+        if not unread:
             return None
         return (
-            f"{left:,} of {len(chunks):,} chunks of {ROWS} were not read again: whether they still hold what "
-            "was first read of them was not checked."
+            f"{unread:,} of {len(chunks):,} chunks of {ROWS} were not read again: whether they still hold "
+            "what was first read of them was not checked."
         )
 
-    def _compare(self, one: ChunkContents, where: ChunkRange) -> None:
-        """Compare a chunk with all that is known of it; what graphs gave on two kinds of CPU may differ."""
+    def _compare(self, one: ChunkDigest, where: ChunkRange) -> None:
+        """Compare a chunk with its known digests; graphs may give other values on another kind of CPU."""
         for (source, made_on), known in self.known.items():
             then = known.get(one.chunk)
             if source != one.source or then is None:
@@ -162,7 +162,7 @@ class Contents:
                 "results may differ from those of one kind of machine."
             )
 
-    def _changed(self, one: ChunkContents, then: bytes, where: ChunkRange) -> EmtauError:
+    def _changed(self, one: ChunkDigest, then: bytes, where: ChunkRange) -> EmtauError:
         what = f"chunk {one.chunk} (rows {where.start} to {where.stop})"
         here = self._unstored.get(one.source, {}).get(one.chunk)
         error: type[EmtauError] = CheckpointMismatchError if here is None else InvalidDataError
@@ -195,7 +195,7 @@ class Contents:
                 warn_user(text)
 
 
-class ChunkTask(NotingTask[LoadedChunk, T]):
+class ChunkTask(DigestingTask[LoadedChunk, T]):
     """A task that reads one whole chunk, and nothing else."""
 
     loader: ChunkLoader
@@ -204,6 +204,6 @@ class ChunkTask(NotingTask[LoadedChunk, T]):
         """Return the chunk."""
         return self.loader.load(item, *blocks)
 
-    def contents(self, item: Any, found: LoadedChunk) -> tuple[ChunkContents, ...]:
-        """Return what it holds."""
-        return found.contents()
+    def digests(self, item: Any, found: LoadedChunk) -> tuple[ChunkDigest, ...]:
+        """Return its digest."""
+        return found.digests()

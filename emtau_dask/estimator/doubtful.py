@@ -1,0 +1,73 @@
+"""Warnings of columns that are hardly features: constant ones, and those that look like an id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emtau_dask.errors import one_line, warn_user
+from emtau_dask.mixture.linalg import Floats, Ints
+
+LEAST_ROWS = 100
+"""Minimum rows of a sample that says anything."""
+FIRST_ROWS = 256
+"""Rows that are compared first: in most columns of whole numbers some of these are equal."""
+MOST_NAMED = 5
+
+
+@dataclass
+class DoubtfulColumns:
+    """Warns of the columns of the first random sample that a fit draws.
+
+    ``names`` are those of the features, where they have any. ``notes`` are the warnings.
+    """
+
+    names: Sequence[str] | None
+    notes: list[str] = field(default_factory=list)
+    looked: bool = False
+
+    def __call__(self, rows: Floats, numbers: Ints) -> None:
+        """Look at rows (m, d) and their row numbers (m,)."""
+        if self.looked:
+            return
+        self.looked = True
+        if len(rows) < LEAST_ROWS or rows.shape[1] == 1:
+            return
+        seen = f"in a random sample of {len(rows):,} rows"
+        constant = np.fmin.reduce(rows) == np.fmax.reduce(rows)
+        alike = [int(j) for j in np.flatnonzero(~constant) if looks_like_id(rows[:, j], numbers)]
+        if constant.any():
+            found = self._named(np.flatnonzero(constant))
+            self._warn(f"{found} the same value {seen}, which says nothing of components: leave it out.")
+        if alike:
+            self._warn(
+                f"{self._named(alike)} whole numbers that all differ, or never fall from row to row, {seen}: "
+                "like an id or a counter. A mixture takes them for measurements. Leave out what is none."
+            )
+
+    def _named(self, columns: Iterable[int]) -> str:
+        names = [f"{j}" if self.names is None else repr(one_line(self.names[j])) for j in columns]
+        more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+        kind = "feature" if self.names is None else "column"
+        plural, verb = ("s", "have") if len(names) > 1 else ("", "has")
+        return f"{kind}{plural} {', '.join(names[:MOST_NAMED])}{more} {verb}"
+
+    def _warn(self, text: str) -> None:
+        self.notes.append(text)
+        warn_user(text)
+
+
+def looks_like_id(values: Floats, numbers: Ints) -> bool:
+    """Return whether a column of a sample (m,) holds whole numbers that all differ, or that never fall.
+
+    ``numbers`` are the row numbers. Two values, such as False and True, never count.
+    """
+    if (values != np.floor(values)).any():
+        return False
+    first = values[:FIRST_ROWS]
+    if len(np.unique(first)) == len(first) and len(np.unique(values)) == len(values):
+        return True
+    in_order = values[np.argsort(numbers)]
+    return bool((np.diff(in_order) >= 0).all()) and len(np.unique(values)) > 2
