@@ -15,7 +15,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.storage import LocalStore
 
-from emtau_dask.data.cubes import Cube, cube_of, feature_names
+from emtau_dask.data.cubes import Cube, cube_of, dimensions_named
 from emtau_dask.errors import InvalidDataError, MissingPackageError
 from emtau_dask.storage.errors import read_errors
 from emtau_dask.storage.locations import kind_of
@@ -96,12 +96,7 @@ def open_cube(
     if features is None:
         if array is None and fitted is not None and set(fitted) <= set(data.data_vars):
             return cube_of(data, list(fitted), fitted)
-        found = [
-            (each, dim)
-            for each in arrays.values()
-            for dim in each.dims
-            if fitted is not None and feature_names(each, dim) == tuple(fitted)
-        ]
+        found = [(each, dim) for each in arrays.values() for dim in dimensions_named(each, fitted)]
         return cube_of(found[0][0], found[0][1], fitted) if len(found) == 1 else None
     if array is None and not (len(features) == 1 and features[0] in data.dims):
         return cube_of(data, list(features), fitted)

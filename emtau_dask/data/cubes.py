@@ -196,9 +196,7 @@ def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[s
 def _dimension(array: Any, features: Any, fitted: Sequence[str] | None) -> Any:
     """Return the dimension of a DataArray that is that of the features; None for a matrix without any."""
     if features is None:
-        found = [
-            dim for dim in array.dims if fitted is not None and feature_names(array, dim) == tuple(fitted)
-        ]
+        found = dimensions_named(array, fitted)
         if len(found) == 1 or array.ndim == 2:
             return found[0] if len(found) == 1 else None
         of_fit = "" if fitted is None else f", none of them with the names of the fit, {short(list(fitted))}"
@@ -217,6 +215,16 @@ def _dimension(array: Any, features: Any, fitted: Sequence[str] | None) -> Any:
             f"X has no dimension {features!r}; it has {_listed(array.dims)}.{_nearest(features, array.dims)}"
         )
     return features
+
+
+def dimensions_named(array: Any, fitted: Sequence[str] | None) -> list[Any]:
+    """Return the dimensions of a DataArray whose features are those of a fit, in any order."""
+    wanted = set(() if fitted is None else fitted)
+    return [
+        dim
+        for dim, size in array.sizes.items()
+        if wanted and size == len(wanted) and set(feature_names(array, dim)) == wanted
+    ]
 
 
 def feature_names(array: Any, dim: Any) -> tuple[str, ...]:

@@ -433,6 +433,11 @@ class TestRefusals:
         with pytest.raises(InvalidDataError, match="the fit had"):
             fitted.predict(SET, features=NAMES[::-1])
 
+    @pytest.mark.parametrize("data", [CUBE, CUBE[0, 0], CUBE[0, 0].chunk()])
+    def test_of_labels_in_another_order_than_in_the_fit(self, fitted, data):
+        with pytest.raises(InvalidDataError, match="'oxygen', 'salinity', 'temperature'.*the fit had"):
+            fitted.predict(data.sel(band=NAMES[::-1]))
+
     def test_of_a_dimension_that_is_the_result_s(self, fitted):
         with pytest.raises(InvalidDataError, match=r"rename\(component='of_x'\)"):
             fitted.predict_proba(CUBE.rename(lon="component"))
@@ -561,6 +566,14 @@ class TestTheCommandLine:
         command("predict", "model.zarr", "g.zarr", "out.zarr")
         labels = zarr.open_group("out.zarr", mode="r")["labels"][:]
         np.testing.assert_array_equal(labels, mixture().fit(ROWS).predict(ROWS))
+
+    @pytest.mark.parametrize("cells", [CUBE, CUBE[0, 0]])
+    @pytest.mark.parametrize("name", ["c.nc", "c.zarr"])
+    def test_labels_in_another_order_than_in_the_fit_are_refused(self, fitted, name, cells):
+        swapped = cells.sel(band=NAMES[::-1]).reset_coords(drop=True).to_dataset(name="x")
+        swapped.to_netcdf(name) if name == "c.nc" else swapped.to_zarr(name)
+        fitted.save("m.zarr")
+        assert "the fit had ['temperature'" in command("predict", "m.zarr", name, "l.zarr", code=1).stderr
 
     def test_says_which_extra_is_missing(self, monkeypatch):
         SET.to_netcdf("c.nc")
