@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -153,6 +153,11 @@ def cube_of(data: Any, features: Any, fitted: Sequence[str] | None) -> Cube | No
     if hasattr(data, "data_vars"):
         names = _variables(data, features, fitted)
         return _of_variables([data[name] for name in names], names, data)
+    if len(set(data.dims)) < data.ndim:
+        raise InvalidDataError(
+            f"X has a dimension twice: {_listed(data.dims)}. Give each a name of its own, for example with "
+            "xarray.DataArray(X.data, dims=[...])."
+        )
     dim = _dimension(data, features, fitted)
     return None if dim is None else _of_dimension(data, dim)
 
@@ -241,7 +246,7 @@ def _of_dimension(array: Any, dim: Any) -> Cube:
     _check_rows(dims, f"its features, {dim!r}")
     in_memory = _in_memory(array)
     if array.chunks is None:
-        array = array.chunk(_chunks_of(array, {dim}, array.dtype, 1))
+        array = array.chunk(_chunks_of(array, array.sizes, {dim: (array.sizes[dim],)}, array.dtype, 1))
     cells = array.transpose(*dims, dim).data.rechunk({len(dims): -1})
     template = array.drop_vars([name for name, each in array.coords.items() if dim in each.dims])
     names = feature_names(array, dim)
@@ -257,10 +262,12 @@ def _of_variables(arrays: Sequence[Any], names: Sequence[str], data: Any) -> Cub
     in_memory = all(map(_in_memory, arrays))
     unread = [array for array in arrays if array.chunks is None]
     if unread:
-        chunks = _chunks_of(max(unread, key=lambda array: array.size), set(), dtype, len(arrays))
-        whole = dict.fromkeys(dims, -1)
+        given = {dim: chunk for array in arrays for dim, chunk in array.chunksizes.items()}
+        sizes = {dim: data.sizes[dim] for dim in dims}
+        largest = max(unread, key=lambda array: array.size)
+        chunks = _chunks_of(largest, sizes, given, dtype, len(arrays))
         arrays = [
-            array.chunk({dim: (whole | chunks)[dim] for dim in array.dims}) if array.chunks is None else array
+            array.chunk({dim: chunks[dim] for dim in array.dims}) if array.chunks is None else array
             for array in arrays
         ]
     pairs: list[Any] = []
@@ -314,23 +321,28 @@ def _in_memory(array: Any) -> bool:
     return bool(getattr(array.variable, "_in_memory", False)) and array.chunks is None
 
 
-def _chunks_of(array: Any, whole: set[Any], dtype: np.dtype[Any], features: int) -> dict[Any, int]:
-    """Return chunks for an array that has none: those of its file, or several of them next to each other.
+def _chunks_of(
+    array: Any, sizes: Mapping[Any, int], given: Mapping[Any, Any], dtype: np.dtype[Any], features: int
+) -> dict[Any, Any]:
+    """Return chunks of dimensions of these ``sizes`` for an array that has none, and for others beside it.
 
-    Blocks of all ``features`` take about 16 MiB, or as much as chunks of the file do, but at most 256 MiB.
+    Those that are not ``given`` are those of its file, or several of them next to each other. Blocks of all
+    ``features`` take about 16 MiB, or as much as chunks of the file do, but at most 256 MiB.
     """
-    stored, sizes = array.encoding.get("preferred_chunks") or {}, dict(array.sizes)
-    chunk = {dim: size if dim in whole else min(size, stored.get(dim, 1)) for dim, size in sizes.items()}
+    stored = array.encoding.get("preferred_chunks") or {}
+    chunk = {
+        dim: max(given[dim]) if dim in given else min(size, stored.get(dim, 1)) for dim, size in sizes.items()
+    }
     taken = features * dtype.itemsize * math.prod(chunk.values())
     for dim in chunk:
-        if taken > MOST_BYTES and dim not in whole:
+        if taken > MOST_BYTES and dim not in given:
             smaller = max(1, chunk[dim] * MOST_BYTES // taken)
             taken, chunk[dim] = taken * smaller // chunk[dim], smaller
     room = CHUNK_BYTES // max(1, taken)
-    for dim in reversed(list(chunk)):
+    for dim in reversed([dim for dim in chunk if dim not in given]):
         times = max(1, min(room, -(-sizes[dim] // max(1, chunk[dim]))))
         room, chunk[dim] = room // times, min(sizes[dim], chunk[dim] * times)
-    return chunk
+    return chunk | given
 
 
 def block_sizes(chunks: Chunks) -> tuple[int, ...]:

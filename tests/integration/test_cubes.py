@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+import warnings
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask import CheckpointMismatchError, GaussianMixture, InvalidDataError
+from emtau_dask.data.cubes import cube_of
 from emtau_dask.errors import InvalidDtypeError
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
@@ -45,6 +47,9 @@ CUBE = xr.DataArray(
 )
 CHUNKS = {"time": 2, "lat": (4, 2), "lon": 5, "band": 2}
 SET = CUBE.drop_vars(["centre", "by_band_and_lat"]).to_dataset("band")
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Duplicate dimension names")
+    TWICE = xr.DataArray(np.zeros((2, 2, D)), dims=("lat", "lat", "band"))
 ORDERS = list(itertools.permutations(CUBE.dims))
 
 
@@ -191,6 +196,14 @@ class TestStored:
         assert 0 < len(complete) < len(rows)
         found = mixture(missing="drop").fit(opened, features=NAMES)
         assert_alike(found, SklearnMixture(K, max_iter=5, tol=0, **START).fit(complete), rtol=1e-5)
+
+    @pytest.mark.parametrize("chunks", [None, {"b": 1000}])
+    def test_variables_that_share_no_dimension_have_small_chunks(self, chunks):
+        data = xr.Dataset({"c": ("a", np.arange(3000.0)), "d": ("b", np.arange(3000.0))})
+        data["d"] = data.d if chunks is None else data.d.chunk(chunks)
+        rows = cube_of(data, ["c", "d"], None).rows
+        assert rows.shape == (3000**2, 2)
+        assert max(rows.chunks[0]) * 2 * 8 <= 2**24
 
     def test_no_more_than_some_chunks_are_held_at_a_time(self):
         held, most, loads = Counter(), [], []
@@ -377,6 +390,8 @@ class TestRefusals:
             (SET, 3, "must be different variables"),
             (SET[["temperature"]].isel(time=0, lat=0, lon=0), ["temperature"], "X has no rows"),
             (CUBE[0, 0, 0], "band", r"X has no rows.*expand_dims"),
+            (TWICE, "lat", "dimension twice: 'lat', 'lat', 'band'"),
+            (TWICE, "band", "dimension twice: 'lat', 'lat', 'band'"),
             (ROWS, "band", "X is of the type ndarray"),
             (da.from_array(ROWS), ["a"], "X is of the type Array"),
         ],
@@ -435,7 +450,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("data", [CUBE, CUBE[0, 0], CUBE[0, 0].chunk()])
     def test_of_labels_in_another_order_than_in_the_fit(self, fitted, data):
-        with pytest.raises(InvalidDataError, match="'oxygen', 'salinity', 'temperature'.*the fit had"):
+        with pytest.raises(InvalidDataError, match=r"'oxygen', 'salinity', 'temperature'.*the fit had"):
             fitted.predict(data.sel(band=NAMES[::-1]))
 
     def test_of_a_dimension_that_is_the_result_s(self, fitted):
