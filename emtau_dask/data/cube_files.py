@@ -24,6 +24,8 @@ from emtau_dask.storage.zarr_check import StrictStore
 
 FILES = ("a netCDF file", "an HDF5 file")
 """Kinds that are read as cubes alone."""
+COMPONENT = "component"
+"""Name of the dimension of probabilities."""
 EXTRA = "install it with: pip install 'emtau_dask[xarray]'"
 
 
@@ -68,6 +70,10 @@ def open_dataset(path: str) -> Any:
                 "features out, and name the array that holds the rows."
             ) from error
         except ValueError as error:
+            if "did not find a match" in str(error):
+                raise InvalidDataError(
+                    f"{path} is no netCDF or HDF5 file, or is damaged. Check the name, or write it again."
+                ) from error
             if "IO backends" not in str(error) and "dependencies" not in str(error):
                 raise
             raise MissingPackageError(f"reading {path} needs h5netcdf or netCDF4; {EXTRA}") from error
@@ -125,6 +131,8 @@ class CubeWriter:
     cube : Cube
     results : sequence of (str, dtype, tuple of int, float or None)
         The name of each, its type, the shape of one row's values, () or (K,), and what stands for no value.
+
+    Raises `InvalidDataError` if a coordinate or a dimension of the cube has such a name.
     """
 
     def __init__(
@@ -136,10 +144,18 @@ class CubeWriter:
         import xarray
 
         outline = xarray.Dataset(coords=cube.coords).drop_encoding().load()
+        inner = [COMPONENT] if any(row_shape for _, _, row_shape, _ in results) else []
+        names = [*(name for name, *_ in results), *inner]
+        taken = [name for name in names if name in cube.dims or name in outline.coords]
+        if taken:
+            raise InvalidDataError(
+                f"the rows have a dimension or a coordinate {taken[0]!r}, as what is written of them. Rename "
+                f"it, for example with xarray's data.rename({taken[0]}='of_x')."
+            )
         sizes, longest = tuple(map(sum, cube.chunks)), tuple(max(each, default=1) for each in cube.chunks)
         for name, dtype, row_shape, fill in results:
             zeros = da.zeros((*sizes, *row_shape), dtype=dtype, chunks=(*longest, *row_shape))
-            outline[name] = (*cube.dims, *["component"][: len(row_shape)]), zeros
+            outline[name] = (*cube.dims, *inner[: len(row_shape)]), zeros
             outline[name].encoding = {} if fill is None else {"_FillValue": fill}
         with _as_xarray_writes():
             outline.to_zarr(group.store, mode="a", compute=False, consolidated=False, zarr_format=3)

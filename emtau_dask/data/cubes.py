@@ -342,7 +342,7 @@ def _chunks_of(
     for dim in reversed([dim for dim in chunk if dim not in given]):
         times = max(1, min(room, -(-sizes[dim] // max(1, chunk[dim]))))
         room, chunk[dim] = room // times, min(sizes[dim], chunk[dim] * times)
-    return chunk | given
+    return {**chunk, **given}
 
 
 def block_sizes(chunks: Chunks) -> tuple[int, ...]:

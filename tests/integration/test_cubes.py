@@ -560,7 +560,7 @@ class TestTheCommandLine:
             (("t.csv", "--features", "a"), "t.csv is none; leave them out"),
             (("c.nc", *VARIABLES, "--set", "data.weights=w"), "data.weights = 'w' is no variable of c.nc"),
             (("c.nc", *VARIABLES, "--set", "output.labels=l.csv"), "a name such as out/l.zarr"),
-            (("bad.nc", *VARIABLES), "bad.nc"),
+            (("bad.nc", *VARIABLES), "bad.nc is no netCDF or HDF5 file"),
             (("g.zarr", *VARIABLES), "g.zarr has arrays without names of dimensions"),
             (("none.nc", *VARIABLES), "none.nc does not exist"),
         ],
@@ -589,6 +589,22 @@ class TestTheCommandLine:
         swapped.to_netcdf(name) if name == "c.nc" else swapped.to_zarr(name)
         fitted.save("m.zarr")
         assert "the fit had ['temperature'" in command("predict", "m.zarr", name, "l.zarr", code=1).stderr
+
+    @pytest.mark.parametrize(
+        "taken",
+        [
+            SET.rename(lon="component"),
+            SET.assign_coords(component=SET.lat),
+            SET.assign_coords(scores=SET.lat),
+            SET.rename(time="labels"),
+        ],
+    )
+    def test_names_of_the_results_are_refused_in_the_data(self, fitted, taken):
+        fitted.save("m.zarr")
+        taken.to_netcdf("c.nc")
+        ended = command("predict", "m.zarr", "c.nc", "l.zarr", "--proba", "--scores", code=1)
+        assert "a dimension or a coordinate" in ended.stderr
+        assert not Path("l.zarr").exists()
 
     def test_says_which_extra_is_missing(self, monkeypatch):
         SET.to_netcdf("c.nc")
