@@ -307,7 +307,7 @@ class TestNamesOfFolders:
 
     def test_that_are_text_are_left_out_with_a_warning_and_refused_if_named(self, table):
         place = table(self.FRAME.assign(region=["north", "a b"] * 150, g=[1, 2] * 150), "region", "g")
-        with pytest.warns(UserWarning, match=r"column.s. 'region', which hold no whole numbers"):
+        with pytest.warns(UserWarning, match=r"column.s. 'region', which do not hold whole numbers"):
             source = open_source(place)
         assert source.names == ("a", "b", "g")
         with pytest.raises(InvalidDtypeError, match=r"column 'region' of .* a folder is named region="):
@@ -557,7 +557,7 @@ class TestAttributesOfZarr:
     @pytest.mark.parametrize("scale", ["thousand", 10**400, [1, 2], True])
     def test_that_are_no_numbers_are_refused(self, scale):
         zarr.create_array("b.zarr", data=ROWS).attrs["scale_factor"] = scale
-        with pytest.raises(InvalidDataError, match=r"attribute scale_factor of .*, which is no number"):
+        with pytest.raises(InvalidDataError, match=r"attribute scale_factor of .*, which is not a number"):
             open_source("b.zarr")
 
     def test_that_make_dates_of_numbers_are_refused(self):
