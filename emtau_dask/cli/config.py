@@ -427,7 +427,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def config_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what `load_config` checks, as plain values; raises `ConfigError` where there are none."""
+    """Return what `load_config` checks, as plain values; raises `ConfigError` if there are none."""
     path = Path(path)
     return complete_values(read_yaml(path), overrides, path.stem)
 
@@ -454,7 +454,7 @@ def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingPr
 
 
 def estimator_of(config: RunConfig) -> GaussianMixture:
-    """Return the estimator of a run; raises `ConfigError` where missing values ask for another one."""
+    """Return the estimator of a run; raises `ConfigError` if missing values ask for another one."""
     estimator = GaussianMixture(
         algorithm=algorithm_of(config.algorithm),
         acceleration=config.algorithm.acceleration,

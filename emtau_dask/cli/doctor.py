@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 @debug_option
 @click.pass_context
 def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
-    """Say whether all that a fit needs is there; exit with 1 where something is wrong.
+    """Say whether all that a fit needs is there; exit with 1 if something is wrong.
 
     Versions of packages, and whether temporary files and, if it is given, a place for checkpoints
     (CHECKPOINT, a path or URL) can be written.

@@ -96,7 +96,7 @@ def _check_present(config: RunConfig, run: str) -> None:
 
 
 def affordable_inputs(config: RunConfig, *, overwrite: bool) -> tuple[Inputs, Plan]:
-    """Open a run's data, and plan it; raises `ConfigError` where the fit would exceed the memory limit."""
+    """Open a run's data, and plan it; raises `ConfigError` if the fit would exceed the memory limit."""
     with watching(sys.stderr) as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)
     plan = plan_of(config, inputs)

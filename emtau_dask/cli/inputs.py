@@ -178,7 +178,7 @@ def open_rows(
 ) -> Source:
     """Open stored rows: ``array`` is a member of a zarr group, ``columns`` are those of parquet or CSV.
 
-    Raises `ConfigError` where one is given for a format that has none, and as `open_source`.
+    Raises `ConfigError` if one is given for a format that has none, and as `open_source`.
     """
     named = has_columns(path)
     if array is not None and (named or _is_npy(path)):
@@ -201,7 +201,7 @@ def _is_npy(path: Place) -> bool:
 def _missing_dataset(
     data: DataSection, place: Place, overwrite: bool
 ) -> tuple[str, dict[str, Any], Path] | None:
-    """Return name, options and path of the dataset that is to be made; None where there is none to make.
+    """Return name, options and path of the dataset that is to be made; None if there is none to make.
 
     Raises `ConfigError` and `InvalidDataError` where it cannot be made, or something else is there.
     """
@@ -270,7 +270,7 @@ def _feature_columns(data: DataSection, path: Place) -> tuple[str, ...] | None:
 def starting_responsibilities(config: RunConfig, rows: int) -> NDArray[np.float64] | None:
     """Return the responsibilities that `model.init` starts from, shape (rows, K), or None.
 
-    Raises `ConfigError` where they would take more than 1 GiB.
+    Raises `ConfigError` if they would take more than 1 GiB.
     """
     if config.model.init is None:
         return None

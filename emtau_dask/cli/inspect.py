@@ -21,7 +21,7 @@ from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.resuming import open_saved
-from emtau_dask.estimator.summary import gap_text, shown_components, stop_text
+from emtau_dask.estimator.summary import component_texts, gap_text, stop_text
 from emtau_dask.storage.commits import FORMAT, VERSION
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
 from emtau_dask.storage.urls import is_url
@@ -38,13 +38,13 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
 
     ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
     """
-    shown = shown_components(model.summary())
-    weight, *values = shown.headings
+    texts = component_texts(model.summary())
+    weight, *values = texts.headings
     counted = [] if label_counts is None else ["rows"]
-    table = Table(title=shown.title, caption=shown.left_out)
+    table = Table(title=texts.title, caption=texts.omitted)
     for heading in ("#", weight, *counted, *values):
         table.add_column(heading, justify="right")
-    for number, (weight, *values) in shown.texts.items():
+    for number, (weight, *values) in texts.texts.items():
         counted = [] if label_counts is None else [f"{label_counts[number]:,}"]
         table.add_row(str(number), weight, *counted, *values)
     return table
@@ -79,7 +79,7 @@ class Inspected:
 def inspected(place: str) -> Inspected:
     """Return what is at a path or URL, after verifying all of it.
 
-    Raises `CheckpointError` where no commit of a checkpoint is whole, `InvalidDataError` for a damaged model,
+    Raises `CheckpointError` if no commit of a checkpoint is whole, `InvalidDataError` for a damaged model,
     and for anything else, which is named.
     """
     kind = _kind(place)
@@ -97,7 +97,7 @@ def inspected(place: str) -> Inspected:
 
 
 def _kind(place: str) -> str | None:
-    """Return what is at a path or URL, None where that does not say."""
+    """Return what is at a path or URL, None if that does not say."""
     if not is_url(place):
         return kind_of(place)
     try:

@@ -129,7 +129,7 @@ def report(run_or_model: str, out: Path, **options: Any) -> None:
     """Write a report of RUN_OR_MODEL to OUT.html: what was fitted, how it converged, the components.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as model.zarr, or a checkpoint. The
-    report is one page, with its pictures, that loads nothing; data are read only where they are asked for.
+    report is one page, with its pictures, that loads nothing; data are read only if they are asked for.
     """
     from emtau_dask.cli.report import run_report
 

@@ -137,7 +137,7 @@ class FitOption:
         return f"{'/'.join(self.names)} ({self.key})"
 
     def value(self, text: str) -> object:
-        """Return what a text means; raises `ConfigError` where it is not YAML."""
+        """Return what a text means; raises `ConfigError` if it is not YAML."""
         from emtau_dask.cli.yaml import parse_yaml
 
         return parse_yaml(text, self.names[-1]) if self.read is None else self.read(text)

@@ -72,7 +72,7 @@ class RunResult:
 
 
 def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = None) -> Outputs:
-    """Return where the results of a config go; raises `EmtauError` where one may not or cannot be written.
+    """Return where the results of a config go; raises `EmtauError` if one may not or cannot be written.
 
     ``run`` is the id of a checkpointed run.
     """

@@ -47,7 +47,7 @@ class Plan:
     data : str
         What will be fitted, for people.
     longest, fitting : int
-        Rows of the longest chunk, and of the longest that would fit the limit; 0 where none would.
+        Rows of the longest chunk, and of the longest that would fit the limit; 0 if none would.
     outlined : bool
         Whether the data are a dataset that the fit makes first.
     settings : mapping of str to int
@@ -91,7 +91,7 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
 def _cache_limit(
     cluster: ClusterSection, limit: int | None, sources: Mapping[str, Source], outline: FitOutline
 ) -> int | None:
-    """Return what a process may keep between passes; None where workers with limits of their own do."""
+    """Return what a process may keep between passes; None if workers with limits of their own do."""
     setting, usable = read_settings().cache_bytes, usable_memory()
     if setting != AUTO:
         return setting

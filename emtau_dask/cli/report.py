@@ -50,7 +50,7 @@ def run_report(
 ) -> None:
     """Write the report of a stored fit.
 
-    What is read may come from others: data that it names are read only where ``recorded`` asks for it, and
+    What is read may come from others: data that it names are read only if ``recorded`` asks for it, and
     never by a URL.
 
     ``place`` is a saved model, the folder of a run that holds ``model.zarr``, or a checkpoint; ``data`` are
@@ -157,7 +157,7 @@ def _repeating(content: Mapping[str, Any]) -> str:
 
 
 def _checkpoint_of(run: object, folder: Path) -> Path | None:
-    """Return the checkpoint of a run that lies in a folder; None where none does."""
+    """Return the checkpoint of a run that lies in a folder; None if none does."""
     if not isinstance(run, str):
         return None
     for path in sorted(folder.iterdir()):

@@ -76,7 +76,7 @@ def override_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def check_repeated(config: RunConfig, run: str, given: Collection[str]) -> None:
-    """Raise `ConfigError` where something must be given again; the message has the line to paste.
+    """Raise `ConfigError` if something must be given again; the message has the line to paste.
 
     ``config`` is what `resumed_config` returned for the checkpoint ``run``; ``given`` are the keys that the
     command line gives.
@@ -91,7 +91,7 @@ def check_repeated(config: RunConfig, run: str, given: Collection[str]) -> None:
 
 
 def to_repeat(config: RunConfig, run: str, given: Collection[str] = ()) -> list[str]:
-    """Return the settings, as ``key=value``, that a resume obeys only where the command line gives them.
+    """Return the settings, as ``key=value``, that a resume obeys only if the command line gives them.
 
     ``config`` is what `resumed_config` returned for the checkpoint ``run``; ``given`` are the keys that the
     command line gives.

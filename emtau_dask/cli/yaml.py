@@ -66,7 +66,7 @@ def parse_yaml(text: str, origin: str) -> object:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping of sections in a YAML file; raises `ConfigError` where there is none."""
+    """Return the mapping of sections in a YAML file; raises `ConfigError` if there is none."""
     kind = kind_of(str(path))
     if kind is not None:
         raise ConfigError(
