@@ -58,7 +58,7 @@ class JoinedRows(RangeReader):
         rows = read[0].values if len(read) == 1 else np.concatenate([each.values for each in read])
         # An integer column of parquet that has nulls is read as floating-point numbers.
         rows = rows.astype(np.result_type(rows.dtype, self.dtype), copy=False)
-        unstored = reduce(Unstored.plus, (each.unstored for each in read))
+        unstored = reduce(Unstored.and_those, (each.unstored for each in read))
         return Loaded(rows, sum(each.bytes_read for each in read), unstored)
 
     def identity(self) -> str:

@@ -131,7 +131,7 @@ class Unstored(NamedTuple):
     of: int = 0
     value: str = ""
 
-    def plus(self, other: Unstored) -> Unstored:
+    def and_those(self, other: Unstored) -> Unstored:
         """Return the sums of the numbers of two parts."""
         return Unstored(self.chunks + other.chunks, self.of + other.of, self.value or other.value)
 

@@ -183,7 +183,7 @@ class DataVerifier:
         return error(f"{one.source} holds other values than {since}: {what} changed ({digests}). {remedy}")
 
     def _note_unstored(self, source: str) -> None:
-        chunks, of, value = reduce(Unstored.plus, self._unstored[source].values())
+        chunks, of, value = reduce(Unstored.and_those, self._unstored[source].values())
         if chunks:
             text = f"{chunks:,} of {of:,} chunks of {source} are not stored: zarr reads them as {value}"
             self._note(text, warn=chunks < of)

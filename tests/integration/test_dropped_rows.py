@@ -289,7 +289,7 @@ class TestTheCommandLine:
             "data: {path: rows.zarr}\nmodel: {n_components: 3, missing: drop}\n"
             "algorithm: {name: em, compare: [{name: em-tau}]}\n"
         )
-        assert "model.missing is 'drop', but compare takes complete rows" in emtau("compare", "c.yaml").stderr
+        assert "model.missing is 'drop', but compare needs complete rows" in emtau("compare", "c.yaml").stderr
 
 
 class TestTheOtherSpelling:

@@ -484,7 +484,7 @@ def test_row_groups_with_another_number_of_rows_than_values(tmp_path, rows):
     declared, other = b"\x16\x14\x26", bytes([0x16, 2 * rows, 0x26])
     assert data.count(declared) == 2
     (tmp_path / "rows.parquet").write_bytes(data.replace(declared, other, 1))
-    with pytest.raises(InvalidDataError, match=rf"of {rows} rows, its column 'a' has 10"):
+    with pytest.raises(InvalidDataError, match=rf"its column 'a' has 10 values for {rows} rows"):
         open_source(str(tmp_path / "rows.parquet"))
 
 

@@ -54,7 +54,7 @@ class TestFirstLineOfNumbers:
     def test_is_refused_where_it_may_be_a_row(self, text):
         Path("a.csv").write_text(text)
         with pytest.raises(
-            InvalidDataError, match=r"a row, or names of columns.*give them.*put a line of names"
+            InvalidDataError, match=r"It may be a row, or the names.*give them.*put a line of names"
         ):
             open_source("a.csv")
         names = [name.lstrip() for name in text.splitlines()[0].split(",")]
@@ -110,9 +110,9 @@ NO_NUMBERS = {
     "dates with NaT": (DATES.where(DATES[3] != DATES), "Datetime", "total_seconds"),
     "zoned dates": (DATES.tz_localize("UTC"), "Datetime", "total_seconds"),
     "durations": (DATES - DATES[0], "Duration", "total_seconds"),
-    "text": (["u"] * 60, "String", "Leave it out"),
-    "numeric text": (["1"] * 60, "String", "Leave it out"),
-    "categories": (pd.Categorical([1, 2] * 30), "Categorical", "Leave it out"),
+    "text": (["u"] * 60, "String", "Remove it"),
+    "numeric text": (["1"] * 60, "String", "Remove it"),
+    "categories": (pd.Categorical([1, 2] * 30), "Categorical", "Remove it"),
 }
 CONTAINERS = {
     "pandas": lambda frame: frame,
@@ -252,7 +252,7 @@ class TestColumnsOfNumbers:
 
     def test_whose_names_repeat_are_refused(self):
         frame = pd.DataFrame(ROWS, columns=["x", "x"])
-        with pytest.raises(InvalidDataError, match="X has several columns 'x'; give each a name of its own"):
+        with pytest.raises(InvalidDataError, match="X has several columns 'x'; give each a different name"):
             GaussianMixture(2).fit(frame)
 
 

@@ -231,7 +231,7 @@ REFUSALS = {
     "nested": (["t.parquet", "o.csv", "--keep", "place"], 2, "CSV cannot hold; leave it out"),
     "zarr": (["t.parquet", "o.zarr", "--keep", "name"], 2, "is for tables, and o.zarr is a zarr group; give"),
     "npy": (["t.npy", "o.csv", "--keep", "name"], 2, "columns of parquet or CSV, but t.npy is none; leave"),
-    "no names": (["n.csv", "o.csv", "--keep", "a"], 1, "has no names of columns in its first line; remove"),
+    "no names": (["n.csv", "o.csv", "--keep", "a"], 1, "names no columns in its first line; leave out"),
     "input": (["l.csv", "./../{here}/l.csv", "--overwrite"], 1, "which this run reads"),
     "in the input": (["folder", "folder/o.parquet"], 1, "which this run reads"),
     "taken": (["t.parquet", "l.csv"], 1, "l.csv already exists; use --overwrite"),
