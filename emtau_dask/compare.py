@@ -84,7 +84,7 @@ class Held:
     e_steps : tuple of callable (rows (n, d)) -> (n, K)
         Those of iterations 1, 2, …; k-means has one.
     objects : ObjectStore or None
-        The store of the row state, which has the array ``scored_at``. None where the last
+        The store of the row state, which has the array ``scored_at``. None if the last
         iteration scored every row.
     """
 

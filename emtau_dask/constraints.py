@@ -107,7 +107,7 @@ def either(*constraints: Constraint) -> Constraint:
 
 
 def _of_numpy(*names: str) -> tuple[type, ...]:
-    """Return types of NumPy, of which there are values only where it has been imported."""
+    """Return types of NumPy, of which there are values only if it has been imported."""
     numpy = sys.modules.get("numpy")
     return () if numpy is None else tuple(getattr(numpy, name) for name in names)
 

@@ -114,7 +114,7 @@ def interruptible_at_once() -> Iterator[None]:
         _SIGNALS.held = held
 
 
-def interrupt_saying(note: str) -> KeyboardInterrupt:
+def interrupt_with_text(note: str) -> KeyboardInterrupt:
     """Return an interrupt with a note.
 
     Raise it from None: the traceback of the interrupted code, in a notebook hundreds of lines of dask and

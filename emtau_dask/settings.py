@@ -104,7 +104,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def check(name: str, value: Any) -> None:
-    """Raise `ConfigError` where a setting cannot have a value, naming value and limit."""
+    """Raise `ConfigError` if a setting cannot have a value, naming value and limit."""
     if not CONSTRAINTS[name].holds(value):
         raise ConfigError(f"{name} is {short(value)}; it must be {CONSTRAINTS[name].words}.")
 

@@ -23,21 +23,22 @@ _TLS_SETTINGS = (
     "cluster.tls (ca_file, cert, key) or, if that is not given, dask's own distributed.comm.tls "
     "(DASK_DISTRIBUTED__COMM__TLS__CA_FILE, ...__TLS__CLIENT__CERT and ...__TLS__CLIENT__KEY)"
 )
-AWAY = {"distributed.deploy.lost-worker-timeout": "1 day"}
-"""How long a local cluster's worker may be away before it is closed for good. On a busy machine its process
-may take longer than dask's 15 s to be back, and the fit would wait for workers that nobody starts."""
+LOST_WORKER_SETTINGS = {"distributed.deploy.lost-worker-timeout": "1 day"}
+"""Maximum time that a worker of a local cluster may be lost before it is closed for good. On a busy machine
+its process may need more than dask's 15 s to return, and the fit would wait for workers that nobody
+starts."""
 DASHBOARD = ("127.0.0.1", 8787)
-"""Where the dashboard of a local cluster is, unless another program is there."""
+"""Address of the dashboard of a local cluster, unless another program uses it."""
 
 
 @contextmanager
 def computing(
     cluster: ClusterSection, observer: FitObserver, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[None]:
-    """Let dask compute where a section `cluster` says, and by further settings, until the block ends.
+    """Let dask compute as a section `cluster` and further settings of dask say, until the block ends.
 
-    The observer is told where the dashboard of a cluster is that is started for it. Raises `ClusterError`
-    for one that cannot be started or reached.
+    If a local cluster is started, the observer is notified of the address of its dashboard. Raises
+    `ClusterError` for a cluster that cannot be started or reached.
     """
     if cluster.scheduler == "threads":
         threads = {} if cluster.workers is None else {"num_workers": cluster.workers}
@@ -52,17 +53,17 @@ def computing(
                 f"cluster.scheduler = {cluster.scheduler} cannot be used ({type(error).__name__}: "
                 f"{error}). {_remedy(cluster.scheduler)}"
             ) from error
-        away = AWAY if cluster.scheduler == "processes" else {}
-        stack.enter_context(dask.config.set({"scheduler": "distributed", **away, **settings}))
+        lost = LOST_WORKER_SETTINGS if cluster.scheduler == "processes" else {}
+        stack.enter_context(dask.config.set({"scheduler": "distributed", **lost, **settings}))
         yield
 
 
 def _connect(cluster: ClusterSection, stack: ExitStack, observer: FitObserver) -> None:
-    """Make a client of the cluster dask's current one until the stack is closed."""
+    """Make a client of the cluster the current one of dask, until the stack is closed."""
     from distributed import Client, LocalCluster
 
     if cluster.scheduler == "processes":
-        with interruptible(), _interrupts_held_back():
+        with interruptible(), _interrupts_blocked():
             local = stack.enter_context(
                 LocalCluster(
                     n_workers=cluster.workers or os.cpu_count(),
@@ -83,7 +84,7 @@ def _connect(cluster: ClusterSection, stack: ExitStack, observer: FitObserver) -
 
 
 def _dashboard_address() -> str:
-    """Return the usual address of dask's dashboard, or one with any free port where that one is taken."""
+    """Return the usual address of dask's dashboard, or one with any free port if it is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server's own
         host, port = DASHBOARD
@@ -95,11 +96,11 @@ def _dashboard_address() -> str:
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C never reach the threads and processes that the block starts.
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C in the threads and processes that the block starts.
 
-    A terminal sends Ctrl-C to all processes. Workers end when this process ends them; those that ended by
-    themselves would print tracebacks over what the user needs to read.
+    A terminal sends Ctrl-C to all processes. Workers end when this process ends them. If they ended by
+    themselves, they would print tracebacks over what the user needs to read.
     """
     resource_tracker.ensure_running()  # a thread that starts it lets signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -111,13 +112,13 @@ def _interrupts_held_back() -> Iterator[None]:
 
 def _remedy(scheduler: str) -> str:
     if scheduler == "processes":
-        return "See that this machine lets processes be started."
+        return "Check that this machine allows new processes."
     tls = (
         ", and that the certificates are of the authority that it trusts:"
         if scheduler.startswith("tls://")
-        else "; one that asks for certificates is reached by tls:// instead of tcp://, with"
+        else "; a scheduler that requires certificates needs tls:// instead of tcp://, with"
     )
-    return f"See that a dask scheduler runs there and that this machine can reach it{tls} {_TLS_SETTINGS}."
+    return f"Check that a dask scheduler runs there and that this machine can reach it{tls} {_TLS_SETTINGS}."
 
 
 def _security(cluster: ClusterSection) -> Any:
@@ -134,8 +135,8 @@ def _security(cluster: ClusterSection) -> Any:
     missing = [name for name, path in files.items() if not path]
     if missing:
         raise ClusterError(
-            f"cluster.scheduler = {cluster.scheduler} needs a certificate, and no {' and no '.join(missing)} "
-            f"is given: set {_TLS_SETTINGS}."
+            f"cluster.scheduler = {cluster.scheduler} needs a certificate, but {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing: set {_TLS_SETTINGS}."
         )
     try:
         security.get_connection_args("client")
@@ -145,7 +146,7 @@ def _security(cluster: ClusterSection) -> Any:
         paths = ", ".join(f"{name} {path}" for name, path in files.items() if path and "\n" not in path)
         raise ClusterError(
             f"cluster.scheduler = {cluster.scheduler}: the certificate cannot be read "
-            f"({type(error).__name__}: {error}) from {paths}. See that these files are there, that this user "
-            "may read them and that the key is the certificate's."
+            f"({type(error).__name__}: {error}) from {paths}. Check that these files exist, that this user "
+            "may read them and that the key belongs to the certificate."
         ) from error
     return security

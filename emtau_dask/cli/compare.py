@@ -1,4 +1,4 @@
-"""`emtau compare`: several algorithms on the same data from the same start, and tables of them."""
+"""`emtau compare`: several algorithms on the same data from the same start, and tables of their results."""
 
 from __future__ import annotations
 
@@ -68,38 +68,38 @@ def _name(settings: ComparedSettings) -> str:
 
 
 def _check_comparable(config: RunConfig) -> None:
-    """Raise `ConfigError` for rows with missing values, and for rows that hold no responsibilities."""
+    """Raise `ConfigError` for missing values, and for algorithms without responsibilities of every row."""
     if config.model.missing != RAISE:
         raise ConfigError(
-            f"model.missing is {config.model.missing!r}, but compare takes complete rows: no algorithm but "
-            "em fits incomplete ones. Set model.missing to 'raise', and leave such rows out."
+            f"model.missing is {config.model.missing!r}, but compare needs complete rows: only the algorithm "
+            "em fits incomplete ones. Set model.missing to 'raise', and remove such rows."
         )
     for settings in config.algorithm.compare:
         if not isinstance(settings, KMeansSettings) and isinstance(policy_of(settings), WeightedPolicy):
             raise ConfigError(
-                f"algorithm.compare lists {settings.name!r}: its active rows stand for others, so that no "
-                "row holds responsibilities that could be compared. Leave it out."
+                f"algorithm.compare lists {settings.name!r}: it samples the active rows, so inactive rows "
+                "have no responsibilities to compare. Remove it."
             )
 
 
 def print_comparison(
     comparison: Comparison, published: Sequence[PublishedFigures | None], console: Console
 ) -> None:
-    """Print how the algorithms went and what they got, then confusion tables where labels are known.
+    """Print tables of the algorithms' iterations and errors, then confusion tables if labels are known.
 
-    ``published`` are the figures to be shown below each line.
+    ``published`` are the figures to print below each line.
     """
-    console.print(_courses(comparison, published))
-    console.print(_errors(comparison, published))
+    console.print(_iterations_table(comparison, published))
+    console.print(_errors_table(comparison, published))
     if all(line.fit.parameters is None or line.fit.parameters.n_features == 1 for line in comparison.lines):
-        console.print(_parameters(comparison, published))
+        console.print(_parameters_table(comparison, published))
     if comparison.classes is not None:
         console.print("\nRows by class of their component (its most frequent label) and known label, held:\n")
         tables = [_confusion_table(line, comparison.classes) for line in comparison.lines]
         console.print(Columns(tables, padding=(1, 3)))
 
 
-def _courses(comparison: Comparison, published: Sequence[PublishedFigures | None]) -> Table:
+def _iterations_table(comparison: Comparison, published: Sequence[PublishedFigures | None]) -> Table:
     table = Table(box=SIMPLE_HEAD)
     table.add_column("algorithm", overflow="fold")
     for heading in ("iter-\nations", "passes", "seconds", "stopped", "log-likelihood\nper row"):
@@ -123,7 +123,7 @@ def _courses(comparison: Comparison, published: Sequence[PublishedFigures | None
     return table
 
 
-def _errors(comparison: Comparison, published: Sequence[PublishedFigures | None]) -> Table:
+def _errors_table(comparison: Comparison, published: Sequence[PublishedFigures | None]) -> Table:
     labelled = comparison.classes is not None
     table = Table(
         box=SIMPLE_HEAD,
@@ -140,8 +140,8 @@ def _errors(comparison: Comparison, published: Sequence[PublishedFigures | None]
         errors = [classification_error(t) for t in (evaluation.held, evaluation.final)] if labelled else []
         table.add_row(fit.name, *(_cell(value, ".6f") for value in (distance, *errors)))
         if figures is not None:
-            theirs = [figures.membership_error, figures.classification_error][: 1 + labelled]
-            table.add_row(PUBLISHED, *(_cell(value, ".6f") for value in theirs), style="dim")
+            published_values = [figures.membership_error, figures.classification_error][: 1 + labelled]
+            table.add_row(PUBLISHED, *(_cell(value, ".6f") for value in published_values), style="dim")
     return table
 
 
@@ -149,7 +149,7 @@ def _cell(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _parameters(comparison: Comparison, published: Sequence[PublishedFigures | None]) -> Table:
+def _parameters_table(comparison: Comparison, published: Sequence[PublishedFigures | None]) -> Table:
     table = Table(box=SIMPLE_HEAD, title="parameters, components in order of their means")
     for heading in ("algorithm", "weights", "means", "variances"):
         table.add_column(heading)
@@ -161,8 +161,8 @@ def _parameters(comparison: Comparison, published: Sequence[PublishedFigures | N
             ours = (theta.weights, theta.means[:, 0], variances)
             table.add_row(line.fit.name, *(_numbers(values[order]) for values in ours))
         if figures is not None:
-            theirs = (figures.weights, figures.means, figures.variances)
-            table.add_row(PUBLISHED, *(_numbers(values or ()) for values in theirs), style="dim")
+            published_values = (figures.weights, figures.means, figures.variances)
+            table.add_row(PUBLISHED, *(_numbers(values or ()) for values in published_values), style="dim")
     return table
 
 

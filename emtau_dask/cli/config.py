@@ -1,4 +1,4 @@
-"""What a YAML config may say, section by section.
+"""The sections and keys of a YAML config.
 
 Relative paths are relative to the working directory, those of `output` to `output.directory`.
 """
@@ -59,7 +59,7 @@ _Figures = Annotated[tuple[float, ...] | None, optional(NUMBERS)]
 _SCHEDULERS = choice("threads", "processes", "tcp://HOST:PORT", "tls://HOST:PORT")
 _ADDRESSES = ("tcp://", "tls://")
 RESULTS = ("model", "labels", "report")
-"""Keys of the section `output` that say where a result goes."""
+"""Keys of the section `output` that name the places of results."""
 
 
 def _setting(name: str) -> BeforeValidator:
@@ -90,7 +90,7 @@ class AlgorithmSettings(Section):
     """An algorithm by its name; `algorithm_models` adds the parameters of a policy."""
 
     name: str
-    """The algorithm; its parameters are keys beside it."""
+    """The algorithm; its parameters are further keys of this section."""
 
 
 class ComparedSettings(AlgorithmSettings):
@@ -115,10 +115,10 @@ def algorithm_models(kind: type[Section]) -> dict[str, Any]:
 
 
 def _model(
-    kind: type[Section], made: Callable[..., Any], constraints: Mapping[str, Constraint], **fields: Any
+    kind: type[Section], function: Callable[..., Any], constraints: Mapping[str, Constraint], **fields: Any
 ) -> Any:
-    """Return a model that adds to ``kind`` some fields, and what ``made`` takes."""
-    for key, parameter in inspect.signature(made, eval_str=True).parameters.items():
+    """Return a model that adds fields to ``kind``: those given, and the parameters of ``function``."""
+    for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
         fields[key] = (Annotated[parameter.annotation, allowed(constraints[key])], parameter.default)
     return create_model(kind.__name__, __base__=kind, **fields)
 
@@ -152,7 +152,7 @@ def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
 
 
 def algorithm_of(settings: AlgorithmSettings) -> ActivityPolicy | str:
-    """Return what the estimator's ``algorithm`` is for a run's section `algorithm`."""
+    """Return the estimator's ``algorithm`` for a run's section `algorithm`."""
     return AUTO if settings.name == AUTO else policy_of(settings)
 
 
@@ -161,7 +161,7 @@ class DatasetOptions(Section):
 
 
 DatasetOptions.variants = {
-    name: _model(DatasetOptions, made, DATASET_CONSTRAINTS) for name, made in DATASETS.items()
+    name: _model(DatasetOptions, function, DATASET_CONSTRAINTS) for name, function in DATASETS.items()
 }
 
 
@@ -174,7 +174,7 @@ class DataSection(Section):
     (part-9 before part-10); or a list of these, read in its order. With `dataset`, where the dataset is kept
     (``<output.directory>/<dataset>.zarr`` if null)."""
     dataset: Annotated[str | None, optional(choice(*DATASETS))] = None
-    """A dataset that `emtau dataset` knows; made at `path` where that does not exist."""
+    """A dataset that `emtau dataset` knows; it is created at `path` if that does not exist."""
     dataset_options: SerializeAsAny[DatasetOptions] | None = Field(None, validate_default=True)
     """The options of that dataset."""
     array: Annotated[str | None, optional(text("the name of an array in the group"))] = None
@@ -182,8 +182,8 @@ class DataSection(Section):
     columns: Annotated[tuple[str, ...] | None, optional(names("column names"))] = None
     """Columns of parquet or CSV that are features, in this order; null: all but the index of a DataFrame."""
     features: Annotated[tuple[str, ...] | None, optional(names("variables, or a dimension"))] = None
-    """Of netCDF, or of a zarr group that xarray wrote: the variables that are features; or one dimension, of
-    the variable `array` or the only one that has it. All other dimensions are the rows."""
+    """The variables of netCDF, or of a zarr group that xarray wrote, that are features. Or one dimension of
+    the variable `array`, by default of the only one that has it. All other dimensions are the rows."""
     weights: Annotated[str | None, optional(text("a name in the data, or a path"))] = None
     """Weights of the rows: a member of the group or a column of the table that `path` names, or a path or
     URL of their own."""
@@ -192,7 +192,7 @@ class DataSection(Section):
 
     @property
     def urls(self) -> list[tuple[str, str | tuple[str, ...]]]:
-        """The dotted keys whose values are or hold a URL, with these."""
+        """The dotted keys whose values are or contain a URL, with the values."""
         named = {f"data.{name}": getattr(self, name) for name in ("path", "weights", "labels")}
         return [
             (key, value)
@@ -202,16 +202,16 @@ class DataSection(Section):
 
     @field_validator("dataset_options", mode="before")
     @classmethod
-    def _options_of_the_dataset(cls, options: Any, found: ValidationInfo) -> Any:
-        dataset = found.data.get("dataset")
+    def _options_of_the_dataset(cls, options: Any, info: ValidationInfo) -> Any:
+        dataset = info.data.get("dataset")
         if dataset is None:
-            if options is not None and "dataset" in found.data:
-                raise expected("given a dataset where dataset_options are set")
+            if options is not None and "dataset" in info.data:
+                raise expected("given with a dataset if dataset_options are set")
             return None
         options = {} if options is None else options
         if not isinstance(options, Mapping):
             return options
-        # A config that an earlier version stored says it there too.
+        # In configs that an earlier version stored, the options repeat the name of the dataset.
         own = {key: value for key, value in options.items() if (key, value) != ("dataset", dataset)}
         return as_variant(DatasetOptions, dataset, own)
 
@@ -220,13 +220,11 @@ class DataSection(Section):
         if self.path is None and self.dataset is None:
             raise expected(f"given a path or a dataset ({', '.join(DATASETS)})")
         if self.dataset is not None and not isinstance(self.path, str | None):
-            raise expected("given one path where a dataset is made there, not a list")
+            raise expected("given with one path for a dataset, not a list")
         if self.dataset is not None and self.columns is not None:
             raise expected("given without columns, which are those of parquet and CSV; a dataset is zarr")
         if self.features is not None and (self.dataset, self.columns) != (None, None):
-            raise expected(
-                "given without a dataset and columns where it has features, which are those of xarray"
-            )
+            raise expected("given without dataset and columns if it has features, which are those of xarray")
         return self
 
 
@@ -243,27 +241,28 @@ class ModelSection(Section):
     n_components: Annotated[int, _setting("n_components")]
     """Components of the mixture."""
     covariance_type: Annotated[str, _setting("covariance_type")] = Settings.covariance_type
-    """What the components' covariances are: one full matrix each, one that all share (``tied``),
-    variances alone (``diag``, or ``tied_diag`` where all share them), or one variance (``spherical``,
+    """The covariances of the components: a full matrix each, one that all share (``tied``),
+    only variances (``diag``, or ``tied_diag`` if all share them), or one variance (``spherical``,
     ``tied_spherical``)."""
     reg_covar: Annotated[float, _setting("reg_covar")] = Settings.reg_covar
     """Added to the diagonal of each covariance."""
     n_init: Annotated[int | str, _setting("n_init")] = Settings.n_init
-    """Starts, of which the best is kept; ``auto`` is 1, but 4, 8 or 16 where a fit begins on a sample."""
+    """Number of starts, of which the best is kept. ``auto`` is 1, but 3 if runs are annealed, and 8 or 16 if
+    a fit begins on a sample."""
     init_params: Annotated[str, _setting("init_params")] = Settings.init_params
-    """How the starts are made."""
+    """How the starts are computed."""
     init: InitSection | None = None
     """A start by given responsibilities, in place of `init_params`."""
     random_state: Annotated[int, allowed(SEED)] = 0
-    """Seed of all that is random."""
+    """Seed of all random numbers."""
     missing: Annotated[str, _setting("missing")] = Settings.missing
-    """What NaN means: ``raise``, an error; ``drop``, a row that takes no part and has the label -1; or
+    """What NaN means: ``raise``, an error; ``drop``, a row that is not used and has the label -1; or
     ``marginalise``, a missing value, over which fits by the algorithm ``em``, labels and scores integrate."""
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:
         if self.init is not None and self.n_init not in (1, "auto"):
-            raise expected(f"without n_init={self.n_init} where init gives the start: one start, one fit")
+            raise expected(f"without n_init={self.n_init} if init gives the start, which is only one")
         return self
 
 
@@ -271,12 +270,11 @@ class StopSection(Section):
     """When a fit stops."""
 
     tol: Annotated[float | str, _setting("tol")] = Settings.tol
-    """A fit stops where the lower bound changes by less, in nats per row; 0 never stops it.
-    ``statistical``: where the estimated gap is small beside what the sampling of the rows leaves open.
-    ``auto`` is ``statistical`` for the algorithm ``auto`` on at least 10 rows for each parameter, else
-    1e-5."""
+    """A fit stops if the lower bound changes by less, in nats per row; 0 never stops it. With ``statistical``
+    it stops if the estimated gap is small compared with the sampling error of the rows. ``auto`` is
+    ``statistical`` for the algorithm ``auto`` on at least 10 rows for each parameter, else 1e-5."""
     max_iter: Count = Settings.max_iter
-    """Iterations after which it stops all the same."""
+    """Maximum number of iterations."""
 
 
 class CheckpointSection(Section):
@@ -297,7 +295,7 @@ SCHEDULER = Constraint(
 
 def _without_secrets(value: str) -> str:
     if value.startswith(_ADDRESSES) and masked_url(value) != value:
-        raise expected("HOST:PORT without user, password and query: a dask scheduler asks for none")
+        raise expected("HOST:PORT without user, password and query: a dask scheduler needs none")
     return value
 
 
@@ -331,12 +329,12 @@ class ClusterSection(Section):
         remote = self.scheduler not in ("threads", "processes")
         if self.threads != 1 and self.scheduler != "processes":
             raise expected(
-                f"without threads = {self.threads} where scheduler is {self.scheduler}: they are the "
+                f"without threads = {self.threads} if scheduler is {self.scheduler}: they are the "
                 "threads of a worker process of scheduler: processes"
             )
         if remote and (self.workers is not None or self.memory_limit is not None):
             raise expected(
-                f"without workers and memory_limit where scheduler is {self.scheduler}: "
+                f"without workers and memory_limit if scheduler is {self.scheduler}: "
                 "its workers have their own"
             )
         if self.tls is not None and not self.scheduler.startswith("tls://"):
@@ -355,9 +353,9 @@ class OutputSection(Section):
     """Where the labels are written, below `directory`: a zarr group, or a table if the name ends in
     `.parquet`, `.pq`, `.csv` or `.tsv`; null: nowhere."""
     probabilities: Switch = False
-    """Whether each row's responsibilities are written beside the labels."""
+    """Whether each row's responsibilities are written, too."""
     scores: Switch = False
-    """Whether each row's log-likelihood, in nats, is written beside the labels."""
+    """Whether each row's log-likelihood, in nats, is written, too."""
     report: OptionalPath = None
     """Where a report of the fit is written, one page of HTML, below `directory`; null: nowhere. It needs
     the extra ``plot``."""
@@ -365,9 +363,7 @@ class OutputSection(Section):
     @model_validator(mode="after")
     def _has_a_place(self) -> OutputSection:
         if self.labels is None and (self.probabilities or self.scores):
-            raise expected(
-                "given labels where probabilities or scores are asked for: they go to the same place"
-            )
+            raise expected("given with labels if probabilities or scores are true: they go to the same place")
         return self
 
     def place(self, name: str) -> Path:
@@ -375,15 +371,15 @@ class OutputSection(Section):
         return Path(self.directory) / name
 
     @property
-    def wanted(self) -> dict[str, str]:
-        """The results that are wanted, of `RESULTS`, and where, below `directory` unless absolute."""
+    def results(self) -> dict[str, str]:
+        """The places of the results to write, by name; below `directory` unless absolute."""
         places = {name: getattr(self, name) for name in RESULTS}
         return {name: place for name, place in places.items() if place is not None}
 
     @property
     def places(self) -> dict[str, Path]:
-        """The paths of the results that are wanted."""
-        return {name: self.place(place) for name, place in self.wanted.items()}
+        """The paths of the results to write."""
+        return {name: self.place(place) for name, place in self.results.items()}
 
 
 class RunConfig(Section):
@@ -399,7 +395,7 @@ class RunConfig(Section):
 
     @property
     def place(self) -> Place:
-        """Where the rows are, or where the dataset that the config names is made."""
+        """The place of the rows, or of the dataset that the config names."""
         path = self.data.path
         if path is not None and not isinstance(path, str):
             return path
@@ -427,13 +423,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def config_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what `load_config` checks, as plain values; raises `ConfigError` where there are none."""
+    """Return the unchecked values of the config that `load_config` reads; raises `ConfigError`."""
     path = Path(path)
     return complete_values(read_yaml(path), overrides, path.stem)
 
 
 def complete_values(content: dict[str, Any], overrides: Sequence[str], name: str) -> dict[str, Any]:
-    """Return plain values changed by overrides; the results go to ``runs/<name>`` unless they say where."""
+    """Return config values changed by overrides; the default folder of results is ``runs/<name>``."""
     for override in overrides:
         content = apply_override(content, override)
     output = content.get("output")
@@ -443,9 +439,9 @@ def complete_values(content: dict[str, Any], overrides: Sequence[str], name: str
 
 
 def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> RunConfig:
-    """Return plain values as a run config; raises `ConfigError` as `load_config` does.
+    """Return config values as a checked run config; raises `ConfigError` as `load_config` does.
 
-    ``names`` are what errors call some of the keys, such as the options that set them.
+    ``names`` are names of keys in errors, such as the options that set them; others have their own names.
     """
     try:
         return RunConfig.model_validate(content)
@@ -454,7 +450,7 @@ def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingPr
 
 
 def estimator_of(config: RunConfig) -> GaussianMixture:
-    """Return the estimator of a run; raises `ConfigError` where missing values ask for another one."""
+    """Return the estimator of a run; raises `ConfigError` if it cannot fit missing values."""
     estimator = GaussianMixture(
         algorithm=algorithm_of(config.algorithm),
         acceleration=config.algorithm.acceleration,

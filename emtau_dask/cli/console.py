@@ -1,6 +1,6 @@
-"""Where tables are printed: a terminal, or a file or pipe, which gets them narrow and in plain characters.
+"""Consoles for tables: on a terminal as rich draws them, in a file or pipe narrow and in ASCII.
 
-It is imported where a command prints a table, so that the others start without rich.
+Only commands that print a table import it, so that the others start without rich.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.text import Text
 from emtau_dask.errors import shown
 
 COLUMNS = 80
-"""Of a table that does not go to a terminal."""
+"""Width of a table that does not go to a terminal (characters)."""
 HORIZONTAL, VERTICAL = "─━┄┅┈┉╌╍═╴╶╸╺╼╾", "│┃┆┇┊┋╎╏║╵╷╹╻╽╿"
 PLAIN = {
     **dict.fromkeys(range(0x2500, 0x2580), "+"),  # all box-drawing characters
@@ -25,7 +25,7 @@ PLAIN = {
 
 
 class PlainText:
-    """A text stream into which lines of tables are written as ``-``, ``|`` and ``+``."""
+    """A text stream that writes the lines of tables as ``-``, ``|`` and ``+``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -40,7 +40,7 @@ class PlainText:
 
 
 class PlainConsole(Console):
-    """A console on which every string, also of a table, is what people may be shown, without markup."""
+    """A console without markup that shows strings, also those of tables, without secrets (`errors.shown`)."""
 
     def __init__(self, file: IO[str], width: int | None = None) -> None:
         super().__init__(file=file, width=width, markup=False, emoji=False, highlight=False)

@@ -1,6 +1,6 @@
-"""The command `emtau doctor`: versions of the packages, and whether a fit can write where it must.
+"""The command `emtau doctor`: checks of the packages, and of the places where a fit writes.
 
-Each check imports what it looks at, so that a package that cannot be imported is a finding like another.
+Each check imports what it needs, so that a package that cannot be imported is only one finding.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from emtau_dask.errors import EmtauError, shown
 
 OWN = __name__.partition(".")[0]
 MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
-"""Modules of packages that are called otherwise."""
+"""Modules of packages whose names differ."""
 FOR_DEVELOPMENT = {"test", "docs", "pages", "dev"}
-DISPENSABLE = {"numba"}
-"""Packages that a plain install brings where they have wheels, and that fits do without."""
+OPTIONAL = {"numba"}
+"""Packages that are installed by default if they have wheels, but that fits do not need."""
 Status = Literal["ok", "note", "wrong"]
 
 
 class Finding(NamedTuple):
-    """What a check found: ``"note"`` is of something that not everybody needs, ``"wrong"`` of a fault."""
+    """The result of a check: ``"note"`` for something that not everybody needs, ``"wrong"`` for a fault."""
 
     name: str
     status: Status
@@ -43,36 +43,36 @@ class Finding(NamedTuple):
 @debug_option
 @click.pass_context
 def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
-    """Say whether all that a fit needs is there; exit with 1 where something is wrong.
+    """Check that everything that a fit needs is there; exit with 1 if something is wrong.
 
-    Versions of packages, and whether temporary files and, if it is given, a place for checkpoints
+    Checks the versions of packages, and that temporary files and, if given, a place for checkpoints
     (CHECKPOINT, a path or URL) can be written.
     """
-    found = [Finding("python", "ok", platform.python_version()), Finding(OWN, "ok", metadata.version(OWN))]
-    found += [*_packages(), _checked("temporary files", _temporary_files)]
+    findings = [Finding("python", "ok", platform.python_version()), Finding(OWN, "ok", metadata.version(OWN))]
+    findings += [*_packages(), _checked("temporary files", _temporary_files)]
     if checkpoint is not None:
-        found.append(_checked("checkpoint", partial(_checkpoint, checkpoint)))
-    healthy = all(finding.status != "wrong" for finding in found)
+        findings.append(_checked("checkpoint", partial(_checkpoint, checkpoint)))
+    healthy = all(finding.status != "wrong" for finding in findings)
     if as_json:
-        echo_json({"ok": healthy, "findings": [finding._asdict() for finding in found]})
+        echo_json({"ok": healthy, "findings": [finding._asdict() for finding in findings]})
     else:
-        width = max(len(finding.name) for finding in found)
-        for finding in found:
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
             echo(f"{finding.status:5}  {finding.name:{width}}  {finding.text}")
     ctx.exit(0 if healthy else FAILED)
 
 
 def _checked(name: str, check: Callable[[], tuple[Status, str]]) -> Finding:
-    """Return what a check finds; whatever it raises is a fault."""
+    """Return the finding of a check; any error is a fault."""
     try:
         return Finding(name, *check())
-    except Exception as error:  # of whatever is broken here; that is what is asked for
+    except Exception as error:  # Any error is what the user wants to know.
         kind = "" if isinstance(error, EmtauError) else f"{type(error).__name__}: "
         return Finding(name, "wrong", shown(" ".join(f"{kind}{error}".split())))
 
 
 def _packages() -> Iterator[Finding]:
-    """Yield what is found of the packages that fits need, then of those that extras bring to users."""
+    """Yield the findings on the packages that fits need, then on those of the extras for users."""
     requirements = [Requirement(line) for line in metadata.requires(OWN) or ()]
     extras = metadata.metadata(OWN).get_all("Provides-Extra") or ()
     done: set[str] = set()
@@ -90,7 +90,7 @@ def _package(needed: Requirement, extra: str) -> tuple[Status, str]:
     try:
         number = metadata.version(needed.name)
     except metadata.PackageNotFoundError:
-        absent: Status = "note" if extra or needed.name in DISPENSABLE else "wrong"
+        absent: Status = "note" if extra or needed.name in OPTIONAL else "wrong"
         return absent, f"not installed: {remedy}"
     if not needed.specifier.contains(number, prereleases=True):
         return "wrong", f"{number}, but {needed.specifier} is needed: {remedy}"
@@ -99,7 +99,7 @@ def _package(needed: Requirement, extra: str) -> tuple[Status, str]:
 
 
 def _temporary_files() -> tuple[Status, str]:
-    """Write a file without a name where fits without a checkpoint keep the state of rows."""
+    """Write a temporary file in the folder where fits without a checkpoint keep row state."""
     import dask
     from dask.utils import format_bytes
 
@@ -116,7 +116,7 @@ def _checkpoint(place: str) -> tuple[Status, str]:
 
     objects = object_store(place)
     exclusive = try_store(objects)
-    said = f"{objects.location} can be written and read{'; it holds a run' if holds_run(objects) else ''}"
+    text = f"{objects.location} can be written and read{'; it holds a run' if holds_run(objects) else ''}"
     if not exclusive:
-        return "note", f"{said}; two processes that resume one run might not notice"
-    return "ok", said
+        return "note", f"{text}; two processes that resume one run might not notice"
+    return "ok", text

@@ -24,7 +24,7 @@ from emtau_dask.storage.urls import is_url
 
 
 def run_fit(config: RunConfig, *, overwrite: bool) -> RunResult:
-    """Fit what a config describes, and write what its `output` asks for.
+    """Run the fit of a config, and write the results of its section `output`.
 
     ``overwrite`` lets it replace the results and the checkpoint of an earlier run.
     """
@@ -32,7 +32,7 @@ def run_fit(config: RunConfig, *, overwrite: bool) -> RunResult:
     outputs = checked_outputs(config, overwrite=overwrite)
     if config.checkpoint.path is not None:
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
-    inputs, plan = affordable_inputs(config, overwrite=overwrite)
+    inputs, plan = inputs_within_memory(config, overwrite=overwrite)
     with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
         run = fit_estimator(
             model,
@@ -47,13 +47,13 @@ def run_fit(config: RunConfig, *, overwrite: bool) -> RunResult:
 
 
 def run_plan(config: RunConfig, *, overwrite: bool) -> Plan:
-    """Return what the fit of a config needs, and write nothing; raises as `run_fit` and `planned_inputs`."""
+    """Return the plan of a config's fit without running it; raises as `run_fit` and `planned_inputs`."""
     estimator_of(config)
     return plan_of(config, planned_inputs(config, overwrite=overwrite))
 
 
 def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool) -> RunResult:
-    """Resume the interrupted run at a path or URL, and write what its `output` asks for.
+    """Resume the interrupted run at a path or URL, and write the results of its section `output`.
 
     ``overrides`` are as for `resumed_config`; ``overwrite`` lets it replace results of other runs.
     """
@@ -61,17 +61,17 @@ def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool) -> RunRes
     content = saved.manifest.run_config
     if content is None:
         raise CheckpointError(
-            f"{run} was begun from Python, so it does not say where its data is; resume it by "
+            f"{run} was begun from Python, so it does not name its data; resume it by "
             f"GaussianMixture.resume({run!r}, X)."
         )
     config = resumed_config(content, run, overrides)
     check_repeated(config, run, override_keys(overrides))
-    _check_present(config, run)
+    _check_data_exist(config, run)
     model = saved_estimator(
         GaussianMixture, saved, run, max_iter=config.stop.max_iter, checkpoint_every=config.checkpoint.every
     )
     outputs = checked_outputs(config, overwrite=overwrite, run=saved.log.run)
-    inputs, plan = affordable_inputs(config, overwrite=False)
+    inputs, plan = inputs_within_memory(config, overwrite=False)
     with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
         resume_estimator(
             model,
@@ -84,19 +84,19 @@ def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool) -> RunRes
         return write_outputs(outputs, model, inputs, run=saved.log.run)
 
 
-def _check_present(config: RunConfig, run: str) -> None:
-    """Raise `InvalidDataError` for local data of a run that are gone."""
+def _check_data_exist(config: RunConfig, run: str) -> None:
+    """Raise `InvalidDataError` if local data of a run no longer exist."""
     place = config.place
     for path in [place] if isinstance(place, str) else place:
         if not is_url(path) and not is_pattern(path) and not Path(path).exists():
             raise InvalidDataError(
-                f"{path}, the data of the run in {run}, does not exist; restore it, or say where it is now: "
+                f"{path}, the data of the run in {run}, does not exist; restore it, or give its new path: "
                 "--set data.path=PATH"
             )
 
 
-def affordable_inputs(config: RunConfig, *, overwrite: bool) -> tuple[Inputs, Plan]:
-    """Open a run's data, and plan it; raises `ConfigError` where the fit would exceed the memory limit."""
+def inputs_within_memory(config: RunConfig, *, overwrite: bool) -> tuple[Inputs, Plan]:
+    """Open a run's data, and plan the fit; raises `ConfigError` if it would exceed the memory limit."""
     with watching(sys.stderr) as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)
     plan = plan_of(config, inputs)

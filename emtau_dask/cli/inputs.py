@@ -24,15 +24,17 @@ from emtau_dask.storage.locations import ENDINGS_OF_ROWS, NPY, Place, kind_of, p
 from emtau_dask.storage.urls import is_url, suffix_of
 
 MAX_START_BYTES = 2**30
-MOST_NAMED = 12
+"""Maximum size of starting responsibilities (bytes)."""
+MAX_NAMES = 12
+"""Maximum number of features that are named in a text."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads: rows (N, d), and their weights (N,) and known labels (N,) where given.
+    """The inputs of a run: rows (N, d), and their weights (N,) and known labels (N,) if given.
 
-    ``outlined`` says that they are an outline of a dataset that is not made yet, ``cube`` where the rows of
-    a cube lie.
+    If ``outlined``, they have the shapes of a dataset that does not exist yet. ``cube`` holds the dimensions
+    and coordinates of the rows if they come from a cube.
     """
 
     rows: Source
@@ -43,16 +45,16 @@ class Inputs:
 
     @property
     def data(self) -> Source | Cube:
-        """What is fitted: the rows, with their names if they are those of a cube."""
+        """The data to fit: the cube if there is one, else the rows."""
         return self.rows if self.cube is None else self.cube
 
 
 def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) -> Inputs:
-    """Make the dataset that a run names, if any, and open the data; only CSV is read.
+    """Create the dataset that a run names, if any, and open the data; only CSV is read.
 
-    ``overwrite`` lets it replace a dataset that was made with other options. Raises `InvalidDataError` for
-    what does not exist, cannot be read or has another number of rows, `ConfigError` for names where the
-    format has none.
+    ``overwrite`` lets it replace a dataset that was created with other options. Raises `InvalidDataError` for
+    data that do not exist, cannot be read or have another number of rows, `ConfigError` for names of columns
+    or arrays in a format without them.
     """
     place = config.place
     missing = _missing_dataset(config.data, place, overwrite)
@@ -63,7 +65,7 @@ def open_inputs(config: RunConfig, *, overwrite: bool, observer: FitObserver) ->
 
 
 def data_text(config: RunConfig, inputs: Inputs) -> str:
-    """Return for people what is fitted: where it is, what was chosen there, its shape and its features."""
+    """Return a text for people on the data of a fit: place, chosen part, shape and features."""
     where, names, rows = place_text(config.place), None, inputs.rows
     if inputs.cube is not None:
         where, names = f"{where}, a cube of {' × '.join(map(str, inputs.cube.dims))}", inputs.cube.names
@@ -71,14 +73,15 @@ def data_text(config: RunConfig, inputs: Inputs) -> str:
         where, names = rows.chosen or where, rows.names
     features = f"{rows.shape[1]:,} feature{'s' if rows.shape[1] > 1 else ''}"
     if names is not None:
-        features += f": {', '.join(map(one_line, names[:MOST_NAMED]))}{', …' * (len(names) > MOST_NAMED)}"
+        more = ", …" if len(names) > MAX_NAMES else ""
+        features += f": {', '.join(map(one_line, names[:MAX_NAMES]))}{more}"
     return f"{where}; {rows.shape[0]:,} rows of {features}"
 
 
 def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
-    """Open the data as `open_inputs` does, but make nothing: of a dataset to make it gives an outline.
+    """Open the data as `open_inputs` does, but create no dataset; return its outline instead.
 
-    Raises as `open_inputs`, and `InvalidDataError` for a dataset whose number of rows nobody knows before.
+    Raises as `open_inputs`, and `InvalidDataError` for a dataset whose number of rows is unknown before.
     """
     place = config.place
     missing = _missing_dataset(config.data, place, overwrite)
@@ -87,7 +90,7 @@ def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
     name, options, path = missing
     if name == "mnist":
         raise InvalidDataError(
-            f"{path} does not hold the dataset, and its number of rows is not known before it is made; make "
+            f"{path} does not hold the dataset, and its number of rows is not known before it exists; create "
             f"it with: emtau dataset mnist {path} --source {options['source']}"
         )
     return _opened(config.data, (str(path),), outlined_dataset(name, options))
@@ -96,7 +99,7 @@ def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
 def _opened(
     data: DataSection, paths: Sequence[str], outline: zarr.Group | None, observer: FitObserver | None = None
 ) -> Inputs:
-    """Open what a config reads; ``outline`` stands for a group that is not at the path yet."""
+    """Open the inputs of a config; ``outline`` replaces a group that does not exist at the path yet."""
     where, cube = place_text(paths), None
     if outline is None:
         cube = cube_at(paths, data.features, data.array)
@@ -123,12 +126,12 @@ def _opened(
 def cube_at(
     place: Place, features: Sequence[str] | None, array: str | None, fitted: Sequence[str] | None = None
 ) -> Cube | None:
-    """Open data as a cube if its features are named, or it has those of a fit; None for any other data.
+    """Open data as a cube if its features are named, or if it has those of a fit; None for any other data.
 
     Raises
     ------
     ConfigError
-        There are several paths, or a file that is read as a cube alone does not say which are its features.
+        There are several paths, or the features of a file that can only be a cube are not named.
     EmtauError
         As `open_cube`.
     """
@@ -140,7 +143,7 @@ def cube_at(
         try:
             return open_cube(paths[0], None, array, fitted)
         except EmtauError:
-            return None  # It is no group that xarray wrote.
+            return None  # It is not a group that xarray wrote.
     if len(paths) > 1 or has_columns(paths) or _is_npy(paths):
         raise ConfigError(
             f"features (data.features in a config) are those of one netCDF file or zarr group, but "
@@ -163,7 +166,7 @@ def open_rows_or_cube(
     fitted: Sequence[str] | None,
     observer: FitObserver,
 ) -> tuple[Source, Cube | None]:
-    """Open rows for a mixture that was fitted to features ``fitted``, and the cube if that is what they are.
+    """Open rows for a mixture that was fitted to features ``fitted``, and their cube if they have one.
 
     Raises as `open_rows` and `cube_at`.
     """
@@ -183,7 +186,7 @@ def open_rows(
 ) -> Source:
     """Open stored rows: ``array`` is a member of a zarr group, ``columns`` are those of parquet or CSV.
 
-    Raises `ConfigError` where one is given for a format that has none, and as `open_source`.
+    Raises `ConfigError` if one is given for a format without them, and as `open_source`.
     """
     named = has_columns(path)
     if array is not None and (named or _is_npy(path)):
@@ -206,17 +209,17 @@ def _is_npy(path: Place) -> bool:
 def _missing_dataset(
     data: DataSection, place: Place, overwrite: bool
 ) -> tuple[str, dict[str, Any], Path] | None:
-    """Return name, options and path of the dataset that is to be made; None where there is none to make.
+    """Return name, options and path of the dataset to create; None if there is none.
 
-    Raises `ConfigError` and `InvalidDataError` where it cannot be made, or something else is there.
+    Raises `ConfigError` and `InvalidDataError` if it cannot be created, or something else is there.
     """
     name, options = data.dataset, {} if data.dataset_options is None else data.dataset_options.model_dump()
     if name is None or not isinstance(place, str):
         return None
     if is_url(place):
         raise ConfigError(
-            f"data.path = {place!r} is a URL, but the dataset {name} is made in local folders "
-            "only; give a local data.path, or leave out data.dataset to read what is there"
+            f"data.path = {place!r} is a URL, but the dataset {name} can be created in local folders "
+            "only; give a local data.path, or remove data.dataset to read the data at the URL"
         )
     path = Path(place)
     if path.exists() and holds_dataset(name, options, path):
@@ -224,11 +227,11 @@ def _missing_dataset(
     if path.exists() and not overwrite:
         raise InvalidDataError(
             f"{path} is not the dataset {name} with these data.dataset_options; "
-            "use --overwrite to make it anew, or another data.path"
+            "use --overwrite to replace it, or another data.path"
         )
     if name == "mnist" and options["source"] is None:
         raise InvalidDataError(
-            f"{path} does not hold the dataset; make it with: emtau dataset mnist {path} --source FILE.npz "
+            f"{path} does not hold the dataset; create it with: emtau dataset mnist {path} --source FILE.npz "
             "(or without --source, which downloads MNIST)"
         )
     return name, options, path
@@ -248,7 +251,7 @@ def _open_column(
         data = open_dataset(paths_at(path)[0])
         if name not in data.variables:
             raise ConfigError(
-                f"{key} = {name!r} is no variable of {place_text(path)}, whose rows are a cube's"
+                f"{key} = {name!r} is not a variable of {place_text(path)}, which is a cube; name a variable"
             )
         return as_source(cube.row_values(data[name], key), ndim=1, what=key)
     if is_url(name) or "/" in name or name.endswith(ENDINGS_OF_ROWS):
@@ -265,7 +268,7 @@ def _open_column(
 
 
 def _feature_columns(data: DataSection, path: Place) -> tuple[str, ...] | None:
-    """Return the columns of parquet or CSV that are features: all but those of weights and labels."""
+    """Return the columns of parquet or CSV that are features: all except those of weights and labels."""
     others = {data.weights, data.labels} - {None}
     if data.columns is not None or not others or not has_columns(path):
         return data.columns
@@ -275,7 +278,7 @@ def _feature_columns(data: DataSection, path: Place) -> tuple[str, ...] | None:
 def starting_responsibilities(config: RunConfig, rows: int) -> NDArray[np.float64] | None:
     """Return the responsibilities that `model.init` starts from, shape (rows, K), or None.
 
-    Raises `ConfigError` where they would take more than 1 GiB.
+    Raises `ConfigError` if they would take more than 1 GiB.
     """
     if config.model.init is None:
         return None

@@ -1,4 +1,4 @@
-"""What a checkpoint or a model holds, as tables."""
+"""The contents of a checkpoint or a model, as tables and as values for JSON."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.resuming import open_saved
-from emtau_dask.estimator.summary import gap_text, shown_components, stop_text
+from emtau_dask.estimator.summary import component_texts, gap_text, stop_text
 from emtau_dask.storage.commits import FORMAT, VERSION
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
 from emtau_dask.storage.urls import is_url
 from emtau_dask.storage.zarr_check import own_group
 
 LAST_ITERATIONS = 10
-WORDS = ("algorithm", "tol", "n_init", "acceleration")
-"""Settings that may be given in words, or as None."""
+UNRESOLVED = ("algorithm", "tol", "n_init", "acceleration")
+"""Settings whose text or None is resolved by the shape of the data."""
 MODEL, CHECKPOINT = OWN_GROUPS[MODEL_FORMAT], OWN_GROUPS[FORMAT]
 
 
@@ -38,20 +38,20 @@ def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | No
 
     ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
     """
-    shown = shown_components(model.summary())
-    weight, *values = shown.headings
+    texts = component_texts(model.summary())
+    weight, *values = texts.headings
     counted = [] if label_counts is None else ["rows"]
-    table = Table(title=shown.title, caption=shown.left_out)
+    table = Table(title=texts.title, caption=texts.omitted)
     for heading in ("#", weight, *counted, *values):
         table.add_column(heading, justify="right")
-    for number, (weight, *values) in shown.texts.items():
+    for number, (weight, *values) in texts.texts.items():
         counted = [] if label_counts is None else [f"{label_counts[number]:,}"]
         table.add_row(str(number), weight, *counted, *values)
     return table
 
 
 def fit_table(model: GaussianMixture, data: str, rows: int) -> Table:
-    """Return a table of how the fit of a model went; ``data`` says what was fitted, ``rows`` is N."""
+    """Return a table on the fit of a model; ``data`` is a text on its data, ``rows`` is N."""
     history = model.history_
     seconds = sum(record.seconds for record in history)
     read = sum(record.bytes_read for record in history)
@@ -69,35 +69,37 @@ def fit_table(model: GaussianMixture, data: str, rows: int) -> Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Inspected:
-    """What is at a place: plain values for JSON, and tables for people."""
+class Inspection:
+    """The contents of a place: values for JSON, and tables for people."""
 
     values: dict[str, Any]
     tables: tuple[Table, ...]
 
 
-def inspected(place: str) -> Inspected:
-    """Return what is at a path or URL, after verifying all of it.
+def inspect_place(place: str) -> Inspection:
+    """Return the contents of a checkpoint or model at a path or URL, after verifying all of it.
 
-    Raises `CheckpointError` where no commit of a checkpoint is whole, `InvalidDataError` for a damaged model,
-    and for anything else, which is named.
+    Raises `CheckpointError` if every commit of a checkpoint is damaged, and `InvalidDataError` for a damaged
+    model and for anything else, which the message names.
     """
     kind = _kind(place)
     if kind == MODEL:
         model = GaussianMixture.load(place)
-        return Inspected(_of_model(place, model), (_model_table(place, model), component_table(model, None)))
+        return Inspection(
+            _model_values(place, model), (_model_table(place, model), component_table(model, None))
+        )
     if kind is not None and kind != CHECKPOINT:
         raise InvalidDataError(
-            f"{place} is {kind}, not a checkpoint or a model. Give the path of one; rows to fit are named by "
-            "data.path in a config."
+            f"{place} is {kind}, not a checkpoint or a model. Give the path of one; data.path in a config "
+            "names rows to fit."
         )
     described = inspect_run(place)
     tables = (run_table(described), *([history_table(described)] if described["history"] else []))
-    return Inspected(described, tables)
+    return Inspection(described, tables)
 
 
 def _kind(place: str) -> str | None:
-    """Return what is at a path or URL, None where that does not say."""
+    """Return the kind of the data at a path or URL; None if it is unknown."""
     if not is_url(place):
         return kind_of(place)
     try:
@@ -107,7 +109,7 @@ def _kind(place: str) -> str | None:
     return MODEL if group is not None and group.attributes.get("format") == MODEL_FORMAT else None
 
 
-def _of_model(place: str, model: GaussianMixture) -> dict[str, Any]:
+def _model_values(place: str, model: GaussianMixture) -> dict[str, Any]:
     names = getattr(model, "feature_names_in_", None)
     return {
         "location": shown(place),
@@ -117,13 +119,13 @@ def _of_model(place: str, model: GaussianMixture) -> dict[str, Any]:
         "n_features": model.n_features_in_,
         "feature_names": None if names is None else [str(name) for name in names],
         "iteration": model.n_iter_,
-        "lower_bound": _known(model.lower_bound_),
-        "gap": _known(model.gap_),
+        "lower_bound": _finite_or_none(model.lower_bound_),
+        "gap": _finite_or_none(model.gap_),
         "stop_reason": model.stop_reason_,
         "weights": model.weights_.tolist(),
         "means": model.means_.tolist(),
         "covariances": model.covariances_.tolist(),
-        "history": [_plain(record) for record in model.history_],
+        "history": [_record_values(record) for record in model.history_],
     }
 
 
@@ -141,7 +143,7 @@ def _model_table(place: str, model: GaussianMixture) -> Table:
 
 
 def inspect_run(run: str) -> dict[str, Any]:
-    """Return what the newest whole commit of a run (a path or URL) says, as plain values for JSON.
+    """Return the state of a run (a path or URL) in its newest undamaged commit, as values for JSON.
 
     Every object that the commit refers to is verified. Raises `CheckpointError`.
     """
@@ -164,39 +166,40 @@ def inspect_run(run: str) -> dict[str, Any]:
         "starts": len(config.seeds),
         "iteration": 0 if current is None else current.iteration,
         "lower_bound": current.lower_bound if current is not None and current.records else None,
-        "gap": None if last is None else _known(last.gap),
+        "gap": None if last is None else _finite_or_none(last.gap),
         "active_rows": _active_rows(state, rows),
         "rows": rows,
         "stop_reason": None if current is None else current.stop_reason,
         "notes": [shown(note) for note in state.notes],
         "environment": dict(manifest.environment),
-        "config": _of_config(manifest),
+        "config": _config_values(manifest),
         "run_config": masked_values(manifest.run_config),
         "data": dataclasses.asdict(data),
-        "history": [] if current is None else [_plain(record) for record in current.records],
+        "history": [] if current is None else [_record_values(record) for record in current.records],
     }
 
 
-def _of_config(manifest: Manifest) -> dict[str, Any]:
-    """Return the settings of a run, what they came to in the place of words; these are in ``unresolved``."""
-    plain: dict[str, Any] = CONFIG.encode(manifest.config, None)
-    asked: dict[str, Any] = plain.pop("settings")
-    words = {name: asked[name] for name in WORDS if asked[name] is None or isinstance(asked[name], str)}
-    found = {"n_features": manifest.data.shape[1], "n_init": len(manifest.config.seeds), "unresolved": words}
-    return asked | plain | found | {"feature_names": manifest.feature_names, "run_config": None}
+def _config_values(manifest: Manifest) -> dict[str, Any]:
+    """Return the resolved settings of a run; those given as a text or None are in ``unresolved``, too."""
+    resolved: dict[str, Any] = CONFIG.encode(manifest.config, None)
+    given: dict[str, Any] = resolved.pop("settings")
+    texts = {name: given[name] for name in UNRESOLVED if given[name] is None or isinstance(given[name], str)}
+    counts = {"n_features": manifest.data.shape[1], "n_init": len(manifest.config.seeds)}
+    others = {"unresolved": texts, "feature_names": manifest.feature_names, "run_config": None}
+    return given | resolved | counts | others
 
 
-def _plain(record: IterationRecord) -> dict[str, Any]:
-    return dataclasses.asdict(record) | {"gap": _known(record.gap)}
+def _record_values(record: IterationRecord) -> dict[str, Any]:
+    return dataclasses.asdict(record) | {"gap": _finite_or_none(record.gap)}
 
 
-def _known(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     """Return a number, or None for NaN, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
 def _active_rows(state: FitState, rows: int) -> int:
-    """Return how many rows the next iteration scores; of a full pass also those of weight 0."""
+    """Return how many rows the next iteration scores; rows of weight 0 count in a full pass."""
     if state.finished:
         return 0
     run = state.current
@@ -204,7 +207,7 @@ def _active_rows(state: FitState, rows: int) -> int:
 
 
 def run_table(described: dict[str, Any]) -> Table:
-    """Return a table for people of what `inspect_run` returned."""
+    """Return a table of the values that `inspect_run` returned."""
     config, bound = described["config"], described["lower_bound"]
     algorithm = config["algorithm"]
     parameters = ", ".join(f"{key}={value}" for key, value in algorithm["params"].items())

@@ -1,6 +1,6 @@
-"""The commands, imported when they run.
+"""The commands.
 
-Commands import what they need when they run, so that ``--help`` is fast.
+Each command imports what it needs when it runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def dataset() -> None:
     """Write a dataset to a zarr group with the arrays X and labels."""
 
 
-def _count_option(name: str, default: int) -> Callable[[Command], Command]:
+def _size_option(name: str, default: int) -> Callable[[Command], Command]:
     return click.option(name, type=click.IntRange(1), default=default, show_default=True)
 
 
@@ -75,9 +75,9 @@ _source = click.option(
     "--source", metavar="FILE.npz", help="MNIST images (X) and digits (y); else they are downloaded."
 )
 _sizes = (
-    _count_option("--rows", 1_000_000),
-    _count_option("--features", 16),
-    _count_option("--components", 16),
+    _size_option("--rows", 1_000_000),
+    _size_option("--features", 16),
+    _size_option("--components", 16),
 )
 DATASETS: dict[str, tuple[str, Sequence[Callable[[Command], Command]]]] = {
     "digits": ("Handwritten digits that come with scikit-learn (1797 × 64).", ()),
@@ -88,7 +88,7 @@ DATASETS: dict[str, tuple[str, Sequence[Callable[[Command], Command]]]] = {
     ),
     "mixture": ("A synthetic Gaussian mixture of any size, streamed to disk.", (*_sizes, _seed)),
 }
-"""What is written, and the options of each."""
+"""The datasets: what each one is, and its options."""
 
 
 def _add_dataset(name: str, summary: str, options: Sequence[Callable[[Command], Command]]) -> None:
@@ -129,7 +129,7 @@ def report(run_or_model: str, out: Path, **options: Any) -> None:
     """Write a report of RUN_OR_MODEL to OUT.html: what was fitted, how it converged, the components.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as model.zarr, or a checkpoint. The
-    report is one page, with its pictures, that loads nothing; data are read only where they are asked for.
+    report is one page, with its pictures, that loads nothing; data are read only if asked for.
     """
     from emtau_dask.cli.report import run_report
 
@@ -239,16 +239,16 @@ def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool, 
 @debug_option
 def inspect(place: str, as_json: bool) -> None:
     """Show what PLACE, a checkpoint or a saved model (a path or URL), holds, after verifying all of it."""
-    from emtau_dask.cli.inspect import inspected
+    from emtau_dask.cli.inspect import inspect_place
 
-    found = inspected(place)
+    inspection = inspect_place(place)
     if as_json:
-        echo_json(found.values)
+        echo_json(inspection.values)
         return
     from emtau_dask.cli.console import console_on
 
     console = console_on(sys.stdout)
-    for table in found.tables:
+    for table in inspection.tables:
         console.print(table)
 
 
@@ -360,7 +360,7 @@ def select(
     directory: str | None,
     overwrite: bool,
     as_json: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Choose the number of components of a mixture of the rows of DATA.
 
@@ -379,10 +379,10 @@ def select(
         settings_of,
     )
 
-    numbers = numbers_of(asked.pop("components"))
-    types = [name.strip() for name in asked.pop("covariance").split(",")]
+    numbers = numbers_of(options.pop("components"))
+    types = [name.strip() for name in options.pop("covariance").split(",")]
     config = config_of_largest(sources, max(numbers), given, overrides, directory)
-    settings = settings_of(config, numbers, types, **asked)
+    settings = settings_of(config, numbers, types, **options)
     if (place := config.checkpoint.path or directory) is None:
         remember(ctx, "interrupted; without -o FOLDER nothing of what was done is kept")
     else:

@@ -1,4 +1,4 @@
-"""Options of several commands, and those that stand for keys of a config."""
+"""Options of several commands, and those that set keys of a config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Command = Callable[..., Any]
 
 
 class LocalPath(click.Path):
-    """A local path, in which ``~`` is the home folder also where no shell has replaced it."""
+    """A local path; a ``~`` that no shell has replaced becomes the home folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
@@ -49,12 +49,12 @@ columns_option = click.option(
     help="Columns of DATA, separated by commas, where it is parquet or CSV.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
-_NO_NAME = re.compile(r"\[.*?\]|[^\w.-]+")
-"""What a path has that the name of a folder shall not have: wildcards, spaces."""
+_NOT_IN_NAMES = re.compile(r"\[.*?\]|[^\w.-]+")
+"""Parts of a path that are not used in the name of a folder: wildcards and spaces."""
 
 
 def _log_to_stderr(ctx: click.Context, _: click.Parameter, level: str | None) -> None:
-    """Send the package's log to standard error until the command ends; displays of progress give way."""
+    """Send the package's log to standard error until the command ends, instead of the progress display."""
     if level is None:
         return
     log, handler = logging.getLogger("emtau_dask"), logging.StreamHandler(sys.stderr)
@@ -85,7 +85,7 @@ def overwrite_option(what: str = "Replace zarr data at OUT.") -> Callable[[Comma
 
 
 def run_options(command: Command) -> Command:
-    """Add the options that change a config; the command gets them all in its ``overrides``."""
+    """Add the options that change a config; the command gets all of them as ``overrides``."""
     override = "Override a key, as in model.n_init=3."
     scheduler = "threads, processes (a local dask cluster), tcp://HOST:PORT or tls://HOST:PORT."
     workers = "Threads, or processes of a local cluster; by default one for each core."
@@ -107,17 +107,17 @@ def run_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class FitOption:
-    """An option that stands for a key of a config.
+    """An option that sets a key of a config.
 
     Attributes
     ----------
     names : tuple of str
     key : str
-        Dotted.
+        The dotted key.
     metavar, help : str
-        For people.
+        Texts of the help.
     read : callable or None
-        Return the text or the list of texts that is meant; None for a value that is written in YAML.
+        Returns the text or the list of texts that the value is; None for a value in YAML.
     """
 
     names: tuple[str, ...]
@@ -133,17 +133,17 @@ class FitOption:
 
     @property
     def title(self) -> str:
-        """What errors call the key."""
+        """The name of the key in errors."""
         return f"{'/'.join(self.names)} ({self.key})"
 
     def value(self, text: str) -> object:
-        """Return what a text means; raises `ConfigError` where it is not YAML."""
+        """Return the value that a text gives the key; raises `ConfigError` if it is not YAML."""
         from emtau_dask.cli.yaml import parse_yaml
 
         return parse_yaml(text, self.names[-1]) if self.read is None else self.read(text)
 
     def setting(self, text: str) -> str:
-        """Return the argument of ``--set`` that means the same."""
+        """Return the argument of ``--set`` that sets the same value."""
         from emtau_dask.cli.yaml import setting
 
         return f"{self.key}={text}" if self.read is None else setting(self.key, self.read(text))
@@ -205,11 +205,11 @@ OPTIONS = (
 
 
 TITLES = {option.key: option.title for option in OPTIONS}
-"""What errors call the keys of a fit of data."""
+"""The names in errors of keys that options set."""
 
 
 def options_given(choice: Sequence[FitOption]) -> Callable[[Command], Command]:
-    """Return what adds options that stand for keys of a config; the command gets them in its ``given``."""
+    """Return a decorator that adds options for keys of a config; the command gets them as ``given``."""
 
     def added(command: Command) -> Command:
         @wraps(command)
@@ -232,9 +232,9 @@ fit_options = options_given(OPTIONS)
 def config_of(
     sources: Sequence[str], given: Mapping[FitOption, str], overrides: Sequence[str]
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Return the config that `emtau fit` is given, or that data and options amount to, and its plain values.
+    """Return the given config, or the one that data and options describe, and its unchecked values.
 
-    Raises `ConfigError` for a value that is not allowed, and for a config beside options or data.
+    Raises `ConfigError` for a value that is not allowed, and for a config together with options or data.
     """
     from emtau_dask.cli.config import checked_config, config_values
     from emtau_dask.cli.yaml import ENDINGS
@@ -247,14 +247,16 @@ def config_of(
         values = values_of_data(sources, given, overrides)
         return checked_config(values, TITLES), values
     if len(sources) > 1:
-        raise ConfigError(f"{configs[0]} is a config, which names its data itself: give it alone")
+        raise ConfigError(f"{configs[0]} is a config, which names its data itself; give only the config")
     if given:
         names = ", ".join("/".join(option.names) for option in given)
         sets = " ".join(f"--set {shlex.quote(option.setting(text))}" for option, text in given.items())
         if stream is not None:
-            instead = f"to a config give, in place of {names}: {sets}"
+            instead = f"with a config, give instead of {names}: {sets}"
             raise ConfigError(f"{sources[0]} is {stream}. Give data in a file; {instead}")
-        raise ConfigError(f"{names} cannot go with the config {configs[0]}; instead of options give: {sets}")
+        raise ConfigError(
+            f"{names} cannot be given with the config {configs[0]}; instead of options give: {sets}"
+        )
     values = config_values(sources[0], overrides)
     return checked_config(values), values
 
@@ -262,7 +264,7 @@ def config_of(
 def values_of_data(
     sources: Sequence[str], given: Mapping[FitOption, str], overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the plain values of a config that data and options amount to; raises `ConfigError`."""
+    """Return the unchecked values of the config that data and options describe; raises `ConfigError`."""
     from emtau_dask.cli.config import complete_values
     from emtau_dask.cli.yaml import ENDINGS
 
@@ -274,17 +276,17 @@ def values_of_data(
     values = complete_values(content, overrides, name_of(sources[0]))
     if isinstance(values["model"], dict) and "n_components" not in values["model"]:
         raise ConfigError(
-            f"{COMPONENTS.title} is missing: {sources[0]} is taken for data. Give the number of components, "
+            f"{COMPONENTS.title} is missing: {sources[0]} is read as data. Give the number of components, "
             f"as in -k 8; the name of a config ends in {' or '.join(ENDINGS)}"
         )
     return values
 
 
 def name_of(source: str) -> str:
-    """Return a name for the results of a path, pattern or URL: its last part that says something."""
+    """Return a name for the results from a path, pattern or URL: its last part that is not empty."""
     from emtau_dask.storage.urls import is_url
 
     bare = source.partition("?")[0] if is_url(source) else source
     stems = (PurePosixPath(part).stem for part in reversed(PurePosixPath(bare).parts))
-    names = (_NO_NAME.sub("-", stem).strip("-.") for stem in stems)
+    names = (_NOT_IN_NAMES.sub("-", stem).strip("-.") for stem in stems)
     return next(filter(None, names), "data")

@@ -1,4 +1,4 @@
-"""What commands write: model, labels and report of a run, what programs are told of it, and configs."""
+"""The outputs of commands: model, labels and report of a run, its values for JSON, and config files."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from emtau_dask.storage.publishing import (
 )
 
 REFUSALS = {"model": refuse_existing, "report": refuse_existing_page}
-"""What refuses a place of results whose form does not depend on their name."""
+"""The checks of the places of results whose format does not depend on the name."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where the results of a run go: ``"model"``, ``"labels"`` and ``"report"``, those that are wanted."""
+    """The places of the results of a run to write, by ``"model"``, ``"labels"`` and ``"report"``."""
 
     config: RunConfig
     places: Mapping[str, Path]
     overwrite: bool
 
     def replaceable(self, name: str, run: str | None) -> bool:
-        """Return whether what is at a result's place may be replaced; that of the run itself always may."""
+        """Return whether the data at a result's place may be replaced; an earlier result of this run may."""
         if self.overwrite or run is None:
             return self.overwrite
         place = self.places[name]
@@ -60,9 +60,9 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """The fitted model of a run, its data, and where its results are.
+    """The fitted model of a run, its data, and the places of its results.
 
-    ``label_counts``, of shape (K,), has the rows of each label, where labels were written.
+    ``label_counts`` (K,) are the numbers of rows of each label; None if no labels were written.
     """
 
     model: GaussianMixture
@@ -72,7 +72,7 @@ class RunResult:
 
 
 def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = None) -> Outputs:
-    """Return where the results of a config go; raises `EmtauError` where one may not or cannot be written.
+    """Return the places of a config's results; raises `EmtauError` if one may not or cannot be written.
 
     ``run`` is the id of a checkpointed run.
     """
@@ -92,9 +92,9 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
 
 
 def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None) -> RunResult:
-    """Write the results that are wanted; they store ``run``, the id of a checkpointed run.
+    """Write the results; they store ``run``, the id of a checkpointed run.
 
-    Labels are computed where dask computes; see `computing`.
+    Labels are computed with the scheduler that `computing` set.
     """
     config, counts = outputs.config, None
     for name, place in outputs.places.items():
@@ -118,20 +118,20 @@ def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, r
 
 
 def result_values(result: RunResult) -> dict[str, Any]:
-    """Return a result as plain values, for programs: None for what is not known and what was not written.
+    """Return a result as values for JSON; a value that is unknown or was not written is None.
 
     ``lower_bound`` and ``gap`` are in nats per row, ``work`` in passes over the rows.
     """
     model, outputs = result.model, result.outputs
     rows, features = result.inputs.rows.shape
     numbers = {"lower_bound": model.lower_bound_, "gap": model.gap_, "work": model.history_.work}
-    known = {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
+    finite = {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
     places = {name: outputs.places.get(name) for name in RESULTS}
     return {
         "components": outputs.config.model.n_components,
         "rows": rows,
         "features": features,
-        **known,
+        **finite,
         "converged": bool(model.converged_),
         "stop_reason": model.stop_reason_,
         "iterations": model.n_iter_,
@@ -140,14 +140,14 @@ def result_values(result: RunResult) -> dict[str, Any]:
 
 
 def save_config(content: Mapping[str, Any], path: Path, *, overwrite: bool) -> None:
-    """Write the plain values of a config to a YAML file; one that holds the same may be there.
+    """Write the values of a config to a YAML file; an existing file may have the same contents.
 
-    Raises `ConfigError` for a name that is not a config's, and for values with the secrets of a URL,
-    `EmtauError` where another file is there and ``overwrite`` is not set.
+    Raises `ConfigError` for a name without a config's ending, and for values with the secrets of a URL;
+    `EmtauError` if another file exists and ``overwrite`` is not set.
     """
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(
-            f"{path} must end in {' or '.join(ENDINGS)}, so that emtau fit takes it for a config"
+            f"{path} must end in {' or '.join(ENDINGS)}, so that emtau fit reads it as a config"
         )
     if masked_values(content) != content:
         raise ConfigError(
@@ -162,7 +162,7 @@ def save_config(content: Mapping[str, Any], path: Path, *, overwrite: bool) -> N
 
 
 def write_text(path: Path, text: str, what: str) -> None:
-    """Write a text file whole, also in place of another; raises `EmtauError`, which says ``what`` it was."""
+    """Write or replace a text file atomically; ``what`` is its name in an `EmtauError`."""
     with writing_errors(what, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".emtau-", dir=path.parent) as folder:

@@ -1,4 +1,4 @@
-"""What a fit will need of each process that computes: memory, bytes and tasks."""
+"""The plan of a fit: memory, bytes and tasks of each process that computes."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ from emtau_dask.storage.direct_reads import usable_memory
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will need of each process that computes.
+    """The resources that a run needs in each process that computes.
 
     Attributes
     ----------
+    demand : FitDemand
     threads : int
         Chunks that a process works on at a time.
     limit : int or None
-        Bytes that a process may use, where that is known.
+        Memory limit of a process (bytes); None if unknown.
     data : str
-        What will be fitted, for people.
+        A text for people on the data.
     longest, fitting : int
-        Rows of the longest chunk, and of the longest that would fit the limit; 0 where none would.
+        Rows of the longest chunk, and of the longest that would fit the limit; 0 if none would.
     outlined : bool
-        Whether the data are a dataset that the fit makes first.
+        Whether the data are a dataset that the fit creates first.
     settings : mapping of str to int
-        What the run sets in dask's configuration: what the plan took for "auto".
+        Settings of dask for the run: the values that the plan used for "auto".
     """
 
     demand: FitDemand
@@ -79,19 +80,19 @@ def plan_of(config: RunConfig, inputs: Inputs) -> Plan:
     sources = fitted.named()
     cache = _cache_limit(cluster, limit, sources, outline)
     outline = replace(outline, cache_limit=sys.maxsize if cache is None else cache)
-    found = demand(sources, outline)
+    need = demand(sources, outline)
     longest = fitting = max(rows.chunk_rows, default=0)
-    if limit is not None and found.memory > limit:
+    if limit is not None and need.memory > limit:
         fitting = largest_chunk(sources, outline, limit)
-    chosen_here = {} if cache is None else {"emtau.cache-bytes": cache}
+    dask_settings = {} if cache is None else {"emtau.cache-bytes": cache}
     data = data_text(config, inputs)
-    return Plan(found, threads, limit, data, longest, fitting, inputs.outlined, chosen_here)
+    return Plan(need, threads, limit, data, longest, fitting, inputs.outlined, dask_settings)
 
 
 def _cache_limit(
     cluster: ClusterSection, limit: int | None, sources: Mapping[str, Source], outline: FitOutline
 ) -> int | None:
-    """Return what a process may keep between passes; None where workers with limits of their own do."""
+    """Return the maximum bytes cached between passes; None if workers of another cluster decide."""
     setting, usable = read_settings().cache_bytes, usable_memory()
     if setting != AUTO:
         return setting
@@ -99,7 +100,7 @@ def _cache_limit(
         return automatic_cache(sources, outline, min(limit or usable, usable))
     if cluster.scheduler == "processes":
         workers = cluster.workers or os.cpu_count() or 1
-        share = min(1 / workers, cluster.threads / CPU_COUNT)  # by the latter dask limits a worker
+        share = min(1 / workers, cluster.threads / CPU_COUNT)  # dask limits a worker by the second value.
         return automatic_cache(sources, outline, memory_of_worker(limit or int(usable * share)))
     return None
 
@@ -126,18 +127,18 @@ def check_memory(plan: Plan) -> None:
 
 def plan_table(plan: Plan) -> Table:
     """Return a plan as a table."""
-    found = plan.demand
-    beside = "" if found.complete else ", and what the input's own tasks need"
+    need = plan.demand
+    unknown = "" if need.complete else ", and what the input's own tasks need"
     lines = {
         "data": plan.data,
-        "memory of a process": f"at most {format_bytes(found.memory)}{beside} ({plan.threads} thread(s))",
-        "of which reading a chunk": format_bytes(found.largest_read),
-        "of which active rows and row state kept": format_bytes(found.cache),
-        "of which chunks read ahead": format_bytes(found.read_ahead),
+        "memory of a process": f"at most {format_bytes(need.memory)}{unknown} ({plan.threads} thread(s))",
+        "of which reading a chunk": format_bytes(need.largest_read),
+        "of which active rows and row state kept": format_bytes(need.cache),
+        "of which chunks read ahead": format_bytes(need.read_ahead),
         "limit": "none given (cluster.memory_limit)" if plan.limit is None else format_bytes(plan.limit),
-        "chunks": f"{found.chunks:,}, the longest of {plan.longest:,} rows",
-        "bytes of a full pass": f"{format_bytes(found.pass_bytes)} decoded",
-        "tasks of a full iteration": f"{found.tasks:,}",
+        "chunks": f"{need.chunks:,}, the longest of {plan.longest:,} rows",
+        "bytes of a full pass": f"{format_bytes(need.pass_bytes)} decoded",
+        "tasks of a full iteration": f"{need.tasks:,}",
     }
     if plan.outlined:
         lines["data"] += "; a dataset that the fit makes first, on a disk with room for a full pass"

@@ -1,4 +1,4 @@
-"""Labels of stored rows, and more if asked, written chunk by chunk."""
+"""Labels of stored rows, and their probabilities, scores and outliers, written chunk by chunk."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from emtau_dask.storage.urls import plain_path
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """What is written beside the labels, and how.
+    """Which results are written in addition to the labels, and how.
 
     With ``outliers``, this share of the rows is labelled as outliers: the least probable ones. With
     ``overwrite`` a result that emtau wrote is replaced. Tables ``keep`` these columns of the input.
@@ -68,15 +68,15 @@ class LabelOptions:
     keep: tuple[str, ...] = ()
 
     def results(self, n_components: int) -> tuple[RowResult, ...]:
-        """Return what is written, with a mixture of so many components."""
-        found = [RowResult("labels", np.dtype(np.int32), ())]
+        """Return the results to write for a mixture of ``n_components`` components."""
+        results = [RowResult("labels", np.dtype(np.int32), ())]
         if self.probabilities:
-            found.append(RowResult("probabilities", RESPONSIBILITIES.dtype, (n_components,)))
+            results.append(RowResult("probabilities", RESPONSIBILITIES.dtype, (n_components,)))
         if self.scores:
-            found.append(RowResult("scores", LOG_LIKELIHOODS.dtype, ()))
+            results.append(RowResult("scores", LOG_LIKELIHOODS.dtype, ()))
         if self.outliers is not None:
-            found.append(RowResult("outliers", np.dtype(np.int8), ()))
-        return tuple(found)
+            results.append(RowResult("outliers", np.dtype(np.int8), ()))
+        return tuple(results)
 
 
 def run_predict(
@@ -89,10 +89,10 @@ def run_predict(
     columns: Sequence[str] | None,
     workers: int | None,
 ) -> NDArray[np.int64]:
-    """Label stored rows with a stored model; return the rows of each label, shape (K,).
+    """Label stored rows with a stored model; return the number of rows of each label, (K,).
 
-    ``model`` is a saved one, the folder of a run that holds ``model.zarr``, or a checkpoint. Data are as for
-    `open_rows_or_cube`, by default with the columns of the fit; ``workers`` are threads.
+    ``model`` is a saved model, the folder of a run that holds ``model.zarr``, or a checkpoint. Data are as
+    for `open_rows_or_cube`, by default with the columns of the fit; ``workers`` is the number of threads.
     """
     if options.outliers is not None:
         check_contamination(options.outliers)
@@ -119,7 +119,7 @@ def run_predict(
 
 
 def _model_in(place: str) -> GaussianMixture:
-    """Return the model of a path or URL: a saved one, that of a run's folder, or that of a checkpoint."""
+    """Return the model at a path or URL: a saved one, that in a run's folder, or that in a checkpoint."""
     if holds_run(object_store(place)):
         return mixture_in(GaussianMixture, place)
     inner = Path(plain_path(place), "model.zarr")
@@ -136,12 +136,12 @@ def write_labels(
     run: str | None = None,
     form: OutputForm | None = None,
 ) -> NDArray[np.int64]:
-    """Write the label of every row, and more if asked; return the rows of each label, (K,).
+    """Write the label of every row and further results; return the number of rows of each label, (K,).
 
     The results are `labels` (N,) int32, `probabilities` (N, K) float64, `scores` (N,) float64, in nats, and
     `outliers` (N,) int8, -1 for outliers and 1 for other rows. Rows that the model drops have -1, NaN and 0.
-    ``rows`` is a source (N, d), ``run`` the id of the checkpointed run whose result this is, ``form`` by
-    default that of the path's name.
+    ``rows`` is a source (N, d), ``run`` the id of the checkpointed run that the result belongs to. By default
+    the ending of the path decides on the ``form``.
     """
     checked_lazy(model, rows)
     missing = missing_values(model.missing)
@@ -163,7 +163,7 @@ def write_labels(
     observer.stage("labels", len(rows.chunk_rows))
     content = RowContent(results, rows.shape[0], attributes)
     new = (form or form_at(path)).opened(path, content, options.overwrite)
-    with interruptible(), threads_side_by_side(), new as output, ThreadPoolExecutor(1) as beside:
+    with interruptible(), threads_side_by_side(), new as output, ThreadPoolExecutor(1) as writing:
         ahead = read_settings().read_ahead_bytes
         scored = score_rows(
             rows,
@@ -175,19 +175,19 @@ def write_labels(
             read_ahead=ahead,
         )
         written: Future[NDArray[np.int64]] | None = None
-        for found in scored:
+        for chunks in scored:
             if written is not None:
                 counts += written.result()
-            written = beside.submit(_append, output, found, k)
+            written = writing.submit(_append, output, chunks, k)
         if written is not None:
             counts += written.result()
     return counts
 
 
 def _append(output: RowOutput, chunks: Iterable[list[NDArray[Any]]], n_components: int) -> NDArray[np.int64]:
-    """Write what was found for chunks, their labels first, and return how many rows have each label, (K,)."""
+    """Write the results of chunks, labels first; return the number of rows of each label, (K,)."""
     counts = np.zeros(n_components, dtype=np.int64)
-    for found in chunks:
-        counts += np.bincount(found[0][found[0] >= 0], minlength=n_components)
-        output.append(found)
+    for labels, *others in chunks:
+        counts += np.bincount(labels[labels >= 0], minlength=n_components)
+        output.append([labels, *others])
     return counts

@@ -1,4 +1,4 @@
-"""`emtau report`: from a model, a run's folder or a checkpoint to one page of HTML."""
+"""`emtau report`: one page of HTML on a model, a run's folder or a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from emtau_dask.storage.urls import is_url, plain_path
 
 MODEL = "model.zarr"
 SEED = 0
-"""Of the rows that are shown."""
-AGAIN = "emtau fit fit.yaml --set output.directory=runs/again"
+"""Seed of the sample of the rows that is shown."""
+REPEAT_COMMAND = "emtau fit fit.yaml --set output.directory=runs/again"
 
 
 def run_report(
@@ -50,21 +50,19 @@ def run_report(
 ) -> None:
     """Write the report of a stored fit.
 
-    What is read may come from others: data that it names are read only where ``recorded`` asks for it, and
-    never by a URL.
-
     ``place`` is a saved model, the folder of a run that holds ``model.zarr``, or a checkpoint; ``data`` are
-    rows to show, as for `open_rows_or_cube`.
+    rows to show, as for `open_rows_or_cube`. The stored fit is not trusted: data that it names are read only
+    if ``recorded``, and never from a URL.
     """
     if data is not None and recorded:
         raise ConfigError("--data and --recorded-data name two sources of rows; give one of them")
     if data is None and (array is not None or columns is not None):
         raise ConfigError("--array and --columns choose from the rows of --data; give that too")
     check_matplotlib()
-    read = [*_read_at(place), *(paths_at(data) if data is not None else ())]
+    read = [*_inputs_at(place), *(paths_at(data) if data is not None else ())]
     refuse_existing_page(out, overwrite, inputs=read)
     check_writable(out)
-    subject, config = _stored(place)
+    subject, config = _subject_at(place)
     with watching(sys.stderr) as observer:
         if data is not None:
             names = getattr(subject.model, "feature_names_in_", None)
@@ -74,7 +72,7 @@ def run_report(
             command = subject.command or _command(subject.model, data, array, columns, cube)
             subject = _with_notes(replace(subject, data=data, drawn=drawn, command=command))
         elif recorded:
-            inputs = open_inputs(_recorded(place, config), overwrite=False, observer=observer)
+            inputs = open_inputs(_config_with_local_data(place, config), overwrite=False, observer=observer)
             drawn = _drawn(subject.model, inputs.rows, inputs.weights, observer)
             subject = _with_notes(replace(subject, drawn=drawn))
     write_page(out, report_page(subject), overwrite=overwrite)
@@ -91,25 +89,25 @@ def report_of_fit(
         data=place_text(paths_at(config.place)),
         drawn=_drawn(model, inputs.rows, inputs.weights, observer),
         environment=software() | numerical_environment(),
-        config=_repeating(portable(config)),
-        command=AGAIN,
+        config=_repeatable_config(portable(config)),
+        command=REPEAT_COMMAND,
         run=run,
     )
     return report_page(_with_notes(subject))
 
 
-def _read_at(place: str) -> list[str]:
-    """Return what a report reads at a place; of a run's folder what it holds: the report may go there too."""
+def _inputs_at(place: str) -> list[str]:
+    """Return the paths that a report reads; for a run's folder its members: the report may go there."""
     folder = Path(plain_path(place))
     if is_url(str(folder)) or not (folder / MODEL).exists():
         return [place]
     return [str(path) for path in folder.iterdir() if path.is_dir()]
 
 
-def _stored(place: str) -> tuple[Subject, RunConfig | None]:
-    """Return what is at a path or URL, without data, and the config of its run where that is known."""
+def _subject_at(place: str) -> tuple[Subject, RunConfig | None]:
+    """Return the subject of a report without data, and the config of its run if known."""
     if holds_run(object_store(place)):
-        return _of_checkpoint(place)
+        return _subject_of_checkpoint(place)
     local = plain_path(place)
     inner = Path(local, MODEL)
     if is_url(local) or not inner.exists():
@@ -120,11 +118,11 @@ def _stored(place: str) -> tuple[Subject, RunConfig | None]:
     checkpoint = _checkpoint_of(run_that_wrote(inner), Path(local))
     if checkpoint is None:
         return subject, None
-    found, config = _of_checkpoint(str(checkpoint))
-    return replace(found, model=model, name=subject.name, place=subject.place), config
+    of_checkpoint, config = _subject_of_checkpoint(str(checkpoint))
+    return replace(of_checkpoint, model=model, name=subject.name, place=subject.place), config
 
 
-def _of_checkpoint(place: str) -> tuple[Subject, RunConfig | None]:
+def _subject_of_checkpoint(place: str) -> tuple[Subject, RunConfig | None]:
     saved = open_saved(place)
     content = saved.manifest.run_config
     subject = Subject(
@@ -141,23 +139,23 @@ def _of_checkpoint(place: str) -> tuple[Subject, RunConfig | None]:
         return subject, None
     config = resumed_config(content, place, ())
     where = place_text(paths_at(config.place))
-    return replace(subject, data=where, config=_repeating(content), command=AGAIN), config
+    return replace(subject, data=where, config=_repeatable_config(content), command=REPEAT_COMMAND), config
 
 
-def _repeating(content: Mapping[str, Any]) -> str:
-    """Return the config that repeats a run; without its checkpoint, which would be in the way."""
+def _repeatable_config(content: Mapping[str, Any]) -> str:
+    """Return the config that repeats a run, without its checkpoint, which exists already."""
     sections = {name: values for name, values in content.items() if name != "checkpoint"}
-    kept = {
+    given = {
         name: {key: value for key, value in values.items() if value is not None}
         if isinstance(values, Mapping)
         else values
         for name, values in sections.items()
     }
-    return to_yaml(masked_values(kept))
+    return to_yaml(masked_values(given))
 
 
 def _checkpoint_of(run: object, folder: Path) -> Path | None:
-    """Return the checkpoint of a run that lies in a folder; None where none does."""
+    """Return the checkpoint of a run in a folder; None if it is not there."""
     if not isinstance(run, str):
         return None
     for path in sorted(folder.iterdir()):
@@ -170,20 +168,20 @@ def _checkpoint_of(run: object, folder: Path) -> Path | None:
 
 
 def _name(place: str) -> str:
-    """Return what to call what is at a place: the last part that says something."""
+    """Return the name of a fit from its place: the last meaningful part of the path."""
     parts = [part for part in plain_path(place).rstrip("/").split("/") if part not in ("", ".", "..")]
     if len(parts) > 1 and parts[-1] in (MODEL, "run.zarr"):
         parts.pop()
     return parts[-1].removesuffix(".zarr") if parts else "fit"
 
 
-def _recorded(place: str, config: RunConfig | None) -> RunConfig:
-    """Return the config of a run whose data are local and there; raises `EmtauError` for any other."""
+def _config_with_local_data(place: str, config: RunConfig | None) -> RunConfig:
+    """Return the config of a run if its data are local and exist; raises `EmtauError` for any other."""
     if config is None:
-        raise InvalidDataError(f"{place} does not say where its data are; give them: --data DATA")
+        raise InvalidDataError(f"{place} does not name its data; give them: --data DATA")
     if urls := [f"{key} = {place_text(value)}" for key, value in config.data.urls]:
         raise ConfigError(
-            f"{place} names {'; '.join(urls)}. It may come from others, so that no URL of it is opened; give "
+            f"{place} names {'; '.join(urls)}. It may come from others, so its URLs are not opened; give "
             "the data yourself: --data URL"
         )
     for path in paths_at(config.place):
@@ -198,14 +196,14 @@ def _drawn(model: GaussianMixture, rows: Source, weights: Source | None, observe
 
 
 def _with_notes(subject: Subject) -> Subject:
-    """Return the subject with notes where its data have other rows than the fit had, or lack values."""
+    """Return the subject with notes if its data have missing values, or other rows than the fit."""
     drawn, rows, notes = subject.drawn, subject.rows, list(subject.notes)
     if drawn is not None and rows and drawn.total != rows:
         notes.append(f"The data that are shown have {drawn.total:,} rows; the fit had {rows:,}.")
     if drawn is not None and drawn.imputed:
         notes.append(
-            f"{drawn.imputed:.1%} of the values of the rows that are shown were missing. What the mixture "
-            "expects there is shown in their place, which spreads less than real values."
+            f"{drawn.imputed:.1%} of the values of the rows that are shown were missing. Their expected "
+            "values under the mixture are shown instead; these spread less than real values."
         )
     return replace(subject, notes=tuple(notes))
 

@@ -1,7 +1,7 @@
-"""What a resume takes from the config in a checkpoint, and what is given again.
+"""The config of a resumed run: the parts that are taken from a checkpoint, and those that are given again.
 
-A checkpoint may come from others. A resume takes its fit, local data and places beside it; schedulers, URLs
-and other places to write are given on the command line.
+A checkpoint may come from others. A resume takes from it the fit, local data and places to write in the same
+folder. Schedulers, URLs and other places to write must be repeated on the command line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HIDDEN_PARTS = f" In place of {HIDDEN} write the user, password or query, which
 
 
 def portable(config: RunConfig) -> dict[str, Any]:
-    """Return the config as a checkpoint stores it: plain values, paths absolute, URLs without secrets."""
+    """Return the config as a checkpoint stores it: values for JSON, absolute paths, URLs without secrets."""
     content = config.model_dump(mode="json", exclude_unset=True)
     data, checkpoint = content["data"], content.get("checkpoint", {})
     paths = [(data, "path"), (checkpoint, "path"), (content["output"], "directory")]
@@ -43,10 +43,11 @@ def _absolute(path: str) -> str:
 def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) -> RunConfig:
     """Return the config of a checkpointed run, changed by overrides.
 
-    A dataset is read, not made. A scheduler among the overrides replaces the whole section `cluster`.
+    A dataset is read, not created. A scheduler among the overrides replaces the whole section `cluster`.
 
-    ``content`` is as `portable` returned it, ``run`` where the checkpoint is now. Raises `ConfigError` for
-    a value that is not allowed, and for keys but those of `RESUMABLE` and `RESUMABLE_SECTIONS`.
+    ``content`` is as `portable` returned it, ``run`` the present place of the checkpoint. Raises
+    `ConfigError` for a value that is not allowed, and for keys other than `RESUMABLE` and
+    `RESUMABLE_SECTIONS`.
     """
     keys = override_keys(overrides)
     if "cluster.scheduler" in keys:
@@ -64,7 +65,8 @@ def resumed_config(content: dict[str, Any], run: str, overrides: Sequence[str]) 
             )
         if HIDDEN in override and is_url(override):
             raise ConfigError(
-                f"--set {override}: {HIDDEN} stands for what a checkpoint does not keep; write it out"
+                f"--set {override}: {HIDDEN} replaces secrets, which a checkpoint does not keep; write them "
+                "out"
             )
         content = apply_override(content, override)
     return checked_config(content)
@@ -76,7 +78,7 @@ def override_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def check_repeated(config: RunConfig, run: str, given: Collection[str]) -> None:
-    """Raise `ConfigError` where something must be given again; the message has the line to paste.
+    """Raise `ConfigError` if settings must be repeated; the message has the arguments to paste.
 
     ``config`` is what `resumed_config` returned for the checkpoint ``run``; ``given`` are the keys that the
     command line gives.
@@ -85,19 +87,19 @@ def check_repeated(config: RunConfig, run: str, given: Collection[str]) -> None:
         hidden = _HIDDEN_PARTS if HIDDEN in "".join(repeated) else ""
         raise ConfigError(
             f"the checkpoint {run} asks for {'; '.join(repeated)}. Checkpoints may come from others, so "
-            "schedulers, URLs, and places to write that do not lie beside one are given on the command line. "
+            "schedulers, URLs, and places to write outside its folder must be given on the command line. "
             f"If you want it, add: {as_arguments(repeated)}{hidden}"
         )
 
 
 def to_repeat(config: RunConfig, run: str, given: Collection[str] = ()) -> list[str]:
-    """Return the settings, as ``key=value``, that a resume obeys only where the command line gives them.
+    """Return the settings, as ``key=value``, that a resume uses only if the command line gives them.
 
     ``config`` is what `resumed_config` returned for the checkpoint ``run``; ``given`` are the keys that the
     command line gives.
     """
-    found = (*_server_of(config), *config.data.urls, *_places_elsewhere(config, run))
-    return [setting(key, value) for key, value in found if key not in given]
+    untrusted = (*_scheduler_settings(config), *config.data.urls, *_places_elsewhere(config, run))
+    return [setting(key, value) for key, value in untrusted if key not in given]
 
 
 def as_arguments(settings: Sequence[str]) -> str:
@@ -105,8 +107,8 @@ def as_arguments(settings: Sequence[str]) -> str:
     return " ".join(f"--set {shlex.quote(each)}" for each in settings)
 
 
-def _server_of(config: RunConfig) -> Iterator[tuple[str, object]]:
-    """Yield the scheduler of a cluster elsewhere, whose messages run code here, and how it is reached."""
+def _scheduler_settings(config: RunConfig) -> Iterator[tuple[str, object]]:
+    """Yield the address and the TLS files of a remote scheduler, whose messages run code in this process."""
     cluster = config.cluster
     if cluster.scheduler not in ("threads", "processes"):
         yield "cluster.scheduler", cluster.scheduler
@@ -116,26 +118,26 @@ def _server_of(config: RunConfig) -> Iterator[tuple[str, object]]:
 
 
 def _places_elsewhere(config: RunConfig, run: str) -> Iterator[tuple[str, object]]:
-    """Yield the places to write that do not lie below the folder of the checkpoint, or in a hidden one there.
+    """Yield the places to write outside the folder of the checkpoint, or in a hidden folder in it.
 
-    Results that lie in `output.directory` are named by it.
+    For results in `output.directory`, only that key is yielded.
     """
     output, local = config.output, plain_path(run)
     folders = [] if is_url(local) else [followed(Path(local).absolute().parent)]
-    wanted = output.wanted
-    if not all(Path(place).is_absolute() for place in wanted.values()):
+    results = output.results
+    if not all(Path(place).is_absolute() for place in results.values()):
         if not _lies_in(output.place("result"), folders):
             yield "output.directory", output.directory
         folders.append(followed(Path(output.directory)))
-    for name, place in wanted.items():
+    for name, place in results.items():
         if not _lies_in(output.place(place), folders):
             yield f"output.{name}", place
 
 
 def _lies_in(place: Path, folders: Sequence[Path]) -> bool:
-    found = followed(place)
+    path = followed(place)
     return any(
-        found.is_relative_to(folder) and not any(p.startswith(".") for p in found.relative_to(folder).parts)
+        path.is_relative_to(folder) and not any(p.startswith(".") for p in path.relative_to(folder).parts)
         for folder in folders
     )
 

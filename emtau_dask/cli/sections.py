@@ -1,7 +1,7 @@
 """Sections and field types of a config, and its errors as one message.
 
-An error names the full dotted key, the value, what is allowed and, where there is one, the nearest valid
-key or value.
+An error names the full dotted key, the value, what is allowed and, if there is one, the nearest valid key or
+value.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from emtau_dask.errors import short
 from emtau_dask.storage.files import with_home
 
 _YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
-MOST = 10
-"""The most errors that are described; a file that is no config may have a million."""
+MAX_ERRORS = 10
+"""Maximum number of errors in a message; a file that is not a config may have a million."""
 
 
 class Section(BaseModel):
-    """A frozen part of a run config that refuses unknown keys; a text below a key says what it means."""
+    """A frozen part of a run config that refuses unknown keys; the docstring below a key describes it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     variants: ClassVar[Mapping[str, type[Section]]] = MappingProxyType({})
-    """By name, what a section of this kind may be."""
+    """The alternatives of a section, by the value of its key `name`."""
 
 
 def expected(what: str, nearest: object = None) -> PydanticCustomError:
@@ -43,7 +43,7 @@ def expected(what: str, nearest: object = None) -> PydanticCustomError:
 
 @dataclass(frozen=True)
 class Allowed:
-    """Refuses values that a constraint does not allow, in `words`, which end "the value must be …"."""
+    """Refuses values that a constraint does not allow; `words` end the message "the value must be …"."""
 
     words: str
     constraint: Constraint
@@ -56,8 +56,8 @@ class Allowed:
 
 
 def allowed(constraint: Constraint) -> BeforeValidator:
-    """Return the validator of a constraint, whose messages say null, true and false, as YAML does."""
-    words = re.sub(r"\b(None|True|False)\b", lambda found: _YAML_WORDS[found[0]], constraint.words)
+    """Return the validator of a constraint, whose messages write null, true and false as YAML does."""
+    words = re.sub(r"\b(None|True|False)\b", lambda match: _YAML_WORDS[match[0]], constraint.words)
     return BeforeValidator(Allowed(words, constraint))
 
 
@@ -115,11 +115,11 @@ MemoryLimit = Annotated[
     Annotated[str, Field(coerce_numbers_to_str=True)] | None,
     optional(Constraint("an amount of memory above 0 (such as 2GB or 512MiB)", _is_memory)),
 ]
-"""In dask's notation; a number is one of bytes."""
+"""A size in dask's notation; a number is a size in bytes."""
 
 
 def as_variant(kind: type[Section], name: str, content: Mapping[Any, Any]) -> Section:
-    """Return a section as the variant of that name; raises pydantic's error."""
+    """Return a section as the variant called ``name``; raises pydantic's error."""
     variant = kind.variants[name]
     keys = {key for each in kind.variants.values() for key in each.model_fields}
     foreign = [
@@ -135,31 +135,31 @@ def as_variant(kind: type[Section], name: str, content: Mapping[Any, Any]) -> Se
 
 
 def named(kind: type[Section], default: str | None = None) -> BeforeValidator:
-    """Return the validator of sections whose key `name` says which variant they are."""
+    """Return the validator of sections whose key `name` selects the variant."""
 
-    def made(content: Any) -> Any:
+    def as_named_variant(content: Any) -> Any:
         if not isinstance(content, Mapping):
             return content
-        name, known = content.get("name", default), choice(*kind.variants)
-        if known.holds(name):
+        name, names = content.get("name", default), choice(*kind.variants)
+        if names.holds(name):
             return as_variant(kind, name, {"name": name, **content})
-        refusal = expected(known.words, known.nearest(name)) if "name" in content else "missing"
+        refusal = expected(names.words, names.nearest(name)) if "name" in content else "missing"
         raise ValidationError.from_exception_data(
             kind.__name__, [InitErrorDetails(type=refusal, loc=("name",), input=name)]
         )
 
-    return BeforeValidator(made)
+    return BeforeValidator(as_named_variant)
 
 
 def explain(error: ValidationError, model: type[Section], names: Mapping[str, str]) -> str:
     """Return the first errors in one line, separated by semicolons.
 
-    ``names`` are what keys are called where it is not by themselves.
+    ``names`` are the names of some keys in the message; others have their own names.
     """
     keys = tuple(dict.fromkeys(valid_keys(model)))
     findings = error.errors(include_url=False)
-    described = [_describe(finding, keys, names) for finding in findings[:MOST]]
-    more = [f"and {len(findings) - MOST:,} more"] if len(findings) > MOST else []
+    described = [_describe(finding, keys, names) for finding in findings[:MAX_ERRORS]]
+    more = [f"and {len(findings) - MAX_ERRORS:,} more"] if len(findings) > MAX_ERRORS else []
     return "; ".join(described + more)
 
 
@@ -173,7 +173,7 @@ def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """Return the sections that a value may be or hold."""
+    """Return the sections that a value may be or contain."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [*annotation.variants.values()] or [annotation]
     return [section for inner in get_args(annotation) for section in sections_in(inner)]
@@ -193,14 +193,12 @@ def _describe(finding: ErrorDetails, keys: tuple[str, ...], names: Mapping[str, 
             message = f"{unknown}; {_nearest(plain, keys)}"
         case "foreign":
             section = path.rpartition(".")[0]
-            message = (
-                f"{unknown}; {context['name']} does not take it: leave it out, or set {section} as a whole"
-            )
+            message = f"{unknown}; {context['name']} has no such key: remove it, or set {section} as a whole"
         case "missing":
             message = f"{key} is missing; give it a value"
         case "model_type" | "model_attributes_type" | "dict_type":
             inside = ", ".join(_siblings(f"{plain}.", keys))
-            message = f"{setting} must be a section with keys of its own: {inside}"
+            message = f"{setting} must be a section with the keys {inside}"
         case "tuple_type":
             message = f"{setting} must be a list"
         case _:
@@ -209,17 +207,17 @@ def _describe(finding: ErrorDetails, keys: tuple[str, ...], names: Mapping[str, 
 
 
 def _nearest(key: str, keys: tuple[str, ...]) -> str:
-    """Say which valid key is nearest to an unknown one."""
+    """Return a text that names the valid key nearest to an unknown one."""
     leaf, siblings = key.rpartition(".")[2], _siblings(key, keys)
     leaves = [name.rpartition(".")[2] for name in siblings]
-    if near := difflib.get_close_matches(leaf, leaves, n=1) or [name for name in leaves if leaf in name]:
-        return f"the nearest valid key is {siblings[leaves.index(near[0])]}"
+    if similar := difflib.get_close_matches(leaf, leaves, n=1) or [name for name in leaves if leaf in name]:
+        return f"the nearest valid key is {siblings[leaves.index(similar[0])]}"
     if same := [name for name in keys if name.rpartition(".")[2] == leaf]:
         return f"the nearest valid key is {same[0]}"
     return f"valid keys are {', '.join(siblings)}"
 
 
 def _siblings(key: str, keys: tuple[str, ...]) -> list[str]:
-    """Return the keys of the section that ``key`` lies in."""
+    """Return the keys of the section of ``key``."""
     section = key.rpartition(".")[0]
     return [name for name in keys if name.rpartition(".")[0] == section]

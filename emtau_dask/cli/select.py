@@ -1,4 +1,4 @@
-"""`emtau select`: from a config's data and settings to a selection and its results."""
+"""`emtau select`: a selection from the data and settings of a config, and its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from emtau_dask.cli.cluster import computing
 from emtau_dask.cli.config import RunConfig, checked_config, estimator_of
-from emtau_dask.cli.fit import affordable_inputs
+from emtau_dask.cli.fit import inputs_within_memory
 from emtau_dask.cli.options import COMPONENTS, TITLES, FitOption, values_of_data
 from emtau_dask.cli.outputs import RunResult, checked_outputs, result_values, write_outputs, write_text
 from emtau_dask.cli.resuming import override_keys
@@ -31,21 +31,24 @@ from emtau_dask.selection.table import CandidateRecord, ComponentSelection, Sele
 from emtau_dask.storage.urls import suffix_of
 
 FOLDER, RESULT = "selection", "selection.json"
-"""Below the folder of the results: what is kept while a selection runs, and what it found."""
+"""Names in the folder of the results: of the selection's checkpoint, and of its table."""
 REFUSED = {
     "model.n_components": "give --components",
     "model.covariance_type": "give --covariance",
-    "model.init": "candidates start by themselves",
+    "model.init": "each candidate has starts of its own",
     "output.directory": "give -o",
 }
 """Keys that ``--set`` may not change, and why."""
-MOST = 10_000
+MAX_NUMBERS = 10_000
 _RANGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}))?")
 
 
 def numbers_of(text: str) -> list[int]:
-    """Return the numbers of ``2:20``, of ``2:20:3`` and of ``2,4,8``, ends included; raises `ConfigError`."""
-    found: list[int] = []
+    """Return the numbers in a text such as ``2:20``, ``2:20:3`` or ``2,4,8``, ends included.
+
+    Raises `ConfigError`.
+    """
+    numbers: list[int] = []
     for part in text.split(","):
         within = _RANGE.fullmatch(part.strip())
         if within is not None:
@@ -54,22 +57,24 @@ def numbers_of(text: str) -> list[int]:
                 raise ConfigError(
                     f"--components {short(text)}: {part} is empty; give the smaller number first"
                 )
-            if (last - first) // step >= MOST:
-                raise ConfigError(f"--components {short(text)} are more than {MOST:,} numbers; give fewer")
-            found += range(first, last + 1, step)
+            if (last - first) // step >= MAX_NUMBERS:
+                raise ConfigError(
+                    f"--components {short(text)} are more than {MAX_NUMBERS:,} numbers; give fewer"
+                )
+            numbers += range(first, last + 1, step)
         elif re.fullmatch(r"\d{1,9}", part.strip()):
-            found.append(int(part))
+            numbers.append(int(part))
         else:
             raise ConfigError(
                 f"--components is {short(text)}; give a range with both ends, such as 2:20 or 10:100:10, or "
                 "numbers, such as 2,4,8"
             )
-    return found
+    return numbers
 
 
 @dataclass(frozen=True, eq=False)
 class SelectionResult:
-    """A selection; its best model's results, and the file that holds the table, where they were written."""
+    """A selection, and, if they were written, the results of its best model and the file of the table."""
 
     selection: ComponentSelection
     run: RunResult | None
@@ -83,13 +88,13 @@ def config_of_largest(
     overrides: Sequence[str],
     directory: str | None,
 ) -> RunConfig:
-    """Return the config of a fit of the largest candidate, whose other settings are those of all.
+    """Return the config of a fit of the largest candidate; its other settings are those of all candidates.
 
     Raises `ConfigError` for a value that is not allowed, and a key that candidates do not share.
     """
     for source in sources:
         if suffix_of(source).lower() in ENDINGS:
-            raise ConfigError(f"{source} is a config by its name; emtau select takes data")
+            raise ConfigError(f"{source} has the name of a config; give data to emtau select")
     for key in override_keys(overrides):
         for refused, why in REFUSED.items():
             if key == refused or key.startswith(f"{refused}."):
@@ -108,7 +113,7 @@ def settings_of(
     sample_rows: int | None,
     finalists: int,
 ) -> SelectionSettings:
-    """Return the settings of a selection; see `select_components`, also for what is raised."""
+    """Return the settings of a selection; raises as `select_components`."""
     template = estimator_of(config).set_params(checkpoint=None)
     return checked_settings(n_components, covariance_types, criterion, None, template, sample_rows, finalists)
 
@@ -116,12 +121,12 @@ def settings_of(
 def run_selection(
     config: RunConfig, settings: SelectionSettings, *, written: bool, overwrite: bool
 ) -> SelectionResult:
-    """Select, and write the best model, its labels and the table to the folder of the results, if wanted."""
+    """Run a selection; if ``written``, write the best model, its labels and the table."""
     directory = Path(config.output.directory)
     checkpoint = selection_checkpoint(config.checkpoint.path or (directory / FOLDER if written else None))
     if checkpoint is not None and overwrite:
         _remove(checkpoint)
-    run = _id_of(checkpoint)
+    run = _selection_id(checkpoint)
     outputs, place = None, directory / RESULT
     if written:
         outputs = checked_outputs(config, overwrite=overwrite, run=run)
@@ -129,58 +134,57 @@ def run_selection(
             raise EmtauError(
                 f"{place} already exists; use --overwrite to replace it, or choose another folder"
             )
-    inputs, plan = affordable_inputs(config, overwrite=False)
+    inputs, plan = inputs_within_memory(config, overwrite=False)
     with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
         data = {"X": inputs.data, "sample_weight": inputs.weights, "columns": None}
-        found = select(settings, data, checkpoint=checkpoint, observer=observer)
+        selection = select(settings, data, checkpoint=checkpoint, observer=observer)
     if outputs is None:
-        return SelectionResult(found, None, None)
-    best, run = found.best_estimator_, _id_of(checkpoint)
-    result = SelectionResult(found, write_outputs(outputs, best, inputs, run=run), place)
+        return SelectionResult(selection, None, None)
+    best, run = selection.best_estimator_, _selection_id(checkpoint)
+    result = SelectionResult(selection, write_outputs(outputs, best, inputs, run=run), place)
     text = json.dumps(selection_values(result), indent=2, allow_nan=False)
     write_text(place, f"{text}\n", "the table")
     return result
 
 
-def _id_of(checkpoint: SelectionCheckpoint | None) -> str | None:
+def _selection_id(checkpoint: SelectionCheckpoint | None) -> str | None:
     entry = None if checkpoint is None else checkpoint.entry()
     return None if entry is None else entry.id
 
 
 def _remove(checkpoint: SelectionCheckpoint) -> None:
-    """Remove a selection that is kept, also a damaged one; anything else is left alone."""
+    """Remove a stored selection, also a damaged one, and nothing else."""
     try:
-        known = checkpoint.entry() is not None
+        exists = checkpoint.entry() is not None
     except CheckpointCorruptError:
-        known = True
-    if known:
+        exists = True
+    if exists:
         checkpoint.remove()
 
 
 def selection_values(result: SelectionResult) -> dict[str, Any]:
-    """Return a selection as plain values, for programs: None for what is not known.
+    """Return a selection as values for JSON; an unknown value is None.
 
     ``log_likelihood``, ``held_out`` and ``expected_loss`` are in nats per row.
     """
-    found = result.selection
-    passes = found.passes_
-    best = found.best_estimator_
+    selection, best = result.selection, result.selection.best_estimator_
+    passes = selection.passes_
     return {
-        "n_components": found.best_n_components_,
-        "covariance_type": found.best_covariance_type_,
-        "criterion": found.criterion_,
-        "rows": found.n_rows_,
-        "sample_rows": found.sample_rows_,
+        "n_components": selection.best_n_components_,
+        "covariance_type": selection.best_covariance_type_,
+        "criterion": selection.criterion_,
+        "rows": selection.n_rows_,
+        "sample_rows": selection.sample_rows_,
         "passes": {"sample": passes.sample, "scoring": passes.scoring, "fits": passes.fits},
         "converged": bool(best.converged_),
-        "candidates": list(map(_plain, found.table_)),
-        "finalists": list(map(_plain, found.finalists_)),
+        "candidates": list(map(_plain, selection.table_)),
+        "finalists": list(map(_plain, selection.finalists_)),
         "fit": None if result.run is None else _fit_values(result.run),
     }
 
 
 def _fit_values(run: RunResult) -> dict[str, Any]:
-    """Return the values of the fit to all rows but K, which the config does not know."""
+    """Return the values of the fit to all rows without K, since the config has that of the largest one."""
     return {name: value for name, value in result_values(run).items() if name != "components"}
 
 
@@ -193,12 +197,12 @@ def _plain(record: CandidateRecord) -> dict[str, Any]:
 
 
 def print_selection(result: SelectionResult, console: Console) -> None:
-    """Print the candidates, and what was found and written."""
-    found = result.selection
-    console.print(selection_table(found.table_, f"fits to a sample of {found.sample_rows_:,} rows"))
-    if found.finalists_:
-        console.print(selection_table(found.finalists_, "fits to all rows"))
-    for line in (*selection_lines(found), *_places(result)):
+    """Print the candidates, the choice, and the places of the results."""
+    selection = result.selection
+    console.print(selection_table(selection.table_, f"fits to a sample of {selection.sample_rows_:,} rows"))
+    if selection.finalists_:
+        console.print(selection_table(selection.finalists_, "fits to all rows"))
+    for line in (*selection_lines(selection), *_places(result)):
         echo(line)
 
 
@@ -213,9 +217,9 @@ COLUMNS = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
 
 
 def selection_table(table: SelectionTable, title: str) -> Table:
-    """Return a table of candidates, ``*`` at the best one; criteria are shown above the least of each."""
-    made = Table(title=title, box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
-    made.add_column("")
+    """Return a table of candidates, ``*`` at the best; criteria are differences from the lowest."""
+    result_table = Table(title=title, box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    result_table.add_column("")
     for heading in (
         "K",
         "type",
@@ -224,7 +228,7 @@ def selection_table(table: SelectionTable, title: str) -> Table:
         *(f"+{name}" for name in COLUMNS.values()),
         "held out",
     ):
-        made.add_column(heading, justify="left" if heading == "type" else "right", no_wrap=True)
+        result_table.add_column(heading, justify="left" if heading == "type" else "right", no_wrap=True)
     fitted = [record for record in table if math.isfinite(record.bic)]
     least = {name: min((getattr(record, name) for record in fitted), default=0.0) for name in COLUMNS}
     for number, record in enumerate(table):
@@ -235,8 +239,8 @@ def selection_table(table: SelectionTable, title: str) -> Table:
             above = (_above(getattr(record, name) - least[name]) for name in COLUMNS)
             held_out = f"{record.held_out:.6g}" if math.isfinite(record.held_out) else "-"
             values = [f"{record.log_likelihood:.6g}", *above, held_out]
-        made.add_row(mark, *shape, *values)
-    return made
+        result_table.add_row(mark, *shape, *values)
+    return result_table
 
 
 def _above(value: float) -> str:
@@ -246,20 +250,20 @@ def _above(value: float) -> str:
     return f"{value:,.0f}" if value < 1e7 else f"{value:.2e}"
 
 
-def selection_lines(found: ComponentSelection) -> list[str]:
-    """Return what a selection found, in sentences."""
-    passes = found.passes_
-    name = COLUMNS.get(found.criterion_, "the likelihood of held-out rows")
+def selection_lines(selection: ComponentSelection) -> list[str]:
+    """Return the result of a selection in sentences."""
+    passes = selection.passes_
+    name = COLUMNS.get(selection.criterion_, "the likelihood of held-out rows")
     lines = [
-        f"best by {name}: {found.best_n_components_} components, {found.best_covariance_type_}",
-        f"passes over {found.n_rows_:,} rows: {passes.sample} for the sample, {passes.scoring} for scores, "
-        f"{passes.fits:.3g} for fits",
+        f"best by {name}: {selection.best_n_components_} components, {selection.best_covariance_type_}",
+        f"passes over {selection.n_rows_:,} rows: {passes.sample} for the sample, {passes.scoring} for "
+        f"scores, {passes.fits:.3g} for fits",
     ]
-    reasons = [record for record in found.table_ if record.reason]
+    reasons = [record for record in selection.table_ if record.reason]
     if reasons:
         which = ", ".join(f"{each.n_components} {each.covariance_type}" for each in reasons)
         lines.append(f"could not be fitted: {which}. The first: {reasons[0].reason}")
-    edge = {each.n_components for each in found.table_}
-    if len(edge) > 1 and found.best_n_components_ == max(edge):
-        lines.append("the best is the largest number that was tried: try larger ones too")
+    edge = {each.n_components for each in selection.table_}
+    if len(edge) > 1 and selection.best_n_components_ == max(edge):
+        lines.append("the best is the largest number that was tried; try larger ones, too")
     return lines

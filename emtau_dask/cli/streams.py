@@ -1,4 +1,4 @@
-"""Standard streams that outlast their readers: a command ends as its work does, whoever listens."""
+"""Standard streams that outlast their readers: a command finishes even if nobody reads its output."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ import sys
 from typing import Any, TextIO
 
 STANDARD = range(3)
-NOBODY_READS = {errno.EPIPE, errno.EIO, errno.ECONNRESET}
+READER_GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET}
 """Errors after the reader of a pipe, a terminal or a connection has gone."""
 
 
-class _Lasting(io.FileIO):
-    """A file to write to. After an error, what is written goes nowhere.
+class _LastingFile(io.FileIO):
+    """A file to write to. After an error, later output is discarded.
 
-    That nobody reads it any more is none; any other error is raised once.
+    An error because the reader has gone is ignored; any other error is raised once.
     """
 
     def write(self, data: Any, /) -> Any:
-        """Write, and return how many bytes were."""
+        """Write, and return the number of bytes written."""
         try:
             return super().write(data)  # None if a pipe that does not block is full.
         except OSError as error:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
-            if error.errno not in NOBODY_READS:
+            if error.errno not in READER_GONE:
                 raise
             return memoryview(data).nbytes
 
 
 def open_standard_streams() -> None:
-    """Give this process all three standard streams, and let those that it writes to outlast their readers.
+    """Open all three standard streams, and let standard output and error outlast their readers.
 
-    A closed one is opened to nowhere: else a file of the fit would get its number, and what libraries print.
+    A closed stream is opened to the null device. Otherwise a file of the fit would get its number, and
+    libraries would print into that file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) in STANDARD:
         os.set_inheritable(number, True)
@@ -50,7 +51,7 @@ def _lasting(stream: TextIO | None, number: int) -> TextIO:
     if stream is not None:
         stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Lasting(number, "w", closefd=False)),
+        io.BufferedWriter(_LastingFile(number, "w", closefd=False)),
         encoding=encoding,
         errors=errors,
         line_buffering=number == 2 or os.isatty(number),

@@ -1,4 +1,4 @@
-"""What a command prints and with which exit code it ends."""
+"""The output of commands, their exit codes, and their interruption."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
 STDERR = 2
-_DEBUG, _SAID, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.said", "emtau.checkpoint", "emtau.resume"
+_DEBUG, _MESSAGE, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.message", "emtau.checkpoint", "emtau.resume"
 """Keys of the outermost context's ``meta``."""
 SIGNALS = signal.SIGINT, signal.SIGTERM
 SECOND_SECONDS = 1.0
-"""A signal so long after the first is a second one; shells and containers may send the first one twice."""
+"""Minimum time after the first signal for a second one (seconds); shells may send the first one twice."""
 ENDED = b"\0"
-"""What is written in place of the number of a signal once the command has ended."""
+"""The byte that is written, instead of the number of a signal, when the command has ended."""
 GRACE_SECONDS = 8.0
-"""How long an interrupted command may take to end; `docker stop` kills after 10."""
+"""Maximum time for an interrupted command to end (seconds); `docker stop` kills after 10."""
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a line of what people may be shown, on standard output or error."""
+    """Print a text without secrets as one line, on standard output or error."""
     click.echo(one_line(text), err=err)
 
 
 def echo_json(values: Any) -> None:
-    """Print plain values as one JSON document, for programs."""
+    """Print values as one JSON document."""
     # JSON does not escape DEL, a control character of terminals.
     click.echo(json.dumps(values, indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
 
@@ -56,10 +56,10 @@ class ExitGroup(click.Group):
     """A group of commands that end with one line and an exit code, not with a traceback."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command as the only work of this process, whoever reads what it prints.
+        """Run a command as the only work of this process, even if nobody reads its output.
 
-        An interrupted process exits at once, after all has been cleaned up: Python would wait for threads
-        that are not the command's own.
+        After an interrupt and its clean-up the process exits at once: Python would wait for threads of
+        libraries.
         """
         open_standard_streams()
         try:
@@ -76,7 +76,7 @@ class ExitGroup(click.Group):
             try:
                 return super().invoke(ctx)
             except click.ClickException as error:
-                error.message = shown(error.message)  # type: ignore[misc]  # It may name files that a shell found.
+                error.message = shown(error.message)  # type: ignore[misc]  # It may contain names of files.
                 raise
             except click.exceptions.Exit:
                 raise
@@ -87,15 +87,17 @@ class ExitGroup(click.Group):
             except EmtauError as error:
                 _fail(ctx, error, str(error), FAILED)
             except Exception as error:
-                _fail(ctx, error, f"{_unexplained(error)} (use --debug for the traceback)", FAILED)
+                _fail(
+                    ctx, error, f"{_message_of_foreign_error(error)} (use --debug for the traceback)", FAILED
+                )
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning as a line for people; Python would name a line of this program."""
+    """Print a warning as one line, without the line of code that Python adds."""
     echo(f"emtau: warning: {message}", err=True)
 
 
-def _unexplained(error: Exception) -> str:
+def _message_of_foreign_error(error: Exception) -> str:
     """Return the message for an error that is not the package's own, such as that of a full disk."""
     if not isinstance(error, OSError):
         return f"{type(error).__name__}: {error}"
@@ -118,22 +120,22 @@ def remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.find_root().meta[_DEBUG] = True
 
 
-def remember(ctx: click.Context, said: str) -> None:
-    """Remember what is said after an interrupt."""
-    ctx.find_root().meta[_SAID] = said
+def remember(ctx: click.Context, message: str) -> None:
+    """Remember the message to print after an interrupt."""
+    ctx.find_root().meta[_MESSAGE] = message
 
 
 def remember_resume(ctx: click.Context, checkpoint: str, arguments: Iterable[str]) -> None:
-    """Remember the command that resumes a run; it is shown after an interrupt."""
+    """Remember the command that resumes a run, to print it after an interrupt."""
     command = " ".join(["emtau resume", shlex.quote(checkpoint), *filter(None, arguments)])
     ctx.find_root().meta.update({_CHECKPOINT: checkpoint, _RESUME: command})
 
 
 def _interrupted(ctx: click.Context) -> str:
-    """Return the message after an interrupt: how to resume, where that is possible."""
+    """Return the message after an interrupt: how to resume, if that is possible."""
     meta = ctx.find_root().meta
     if _CHECKPOINT not in meta:
-        return str(meta.get(_SAID, "interrupted"))
+        return str(meta.get(_MESSAGE, "interrupted"))
     from emtau_dask.storage.commits import open_log
     from emtau_dask.storage.stores import object_store
 
@@ -146,48 +148,48 @@ def _interrupted(ctx: click.Context) -> str:
 
 @contextmanager
 def _terminable(ctx: click.Context) -> Iterator[None]:
-    """Let SIGINT and SIGTERM interrupt the block, and end the process for certain.
+    """Let SIGINT and SIGTERM interrupt the block, and end the process even if the main thread is stuck.
 
-    Python runs handlers in the main thread, when that comes to its next instruction. A byte is written to a
-    pipe at once, whatever that thread does, and a thread that reads it ends the process in time.
+    Python runs handlers in the main thread, at its next instruction. But it writes a byte to a pipe at once,
+    whatever that thread does. Another thread reads the pipe and ends the process in time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    watch = threading.Thread(target=_end_in_time, args=(heard, ctx), name="emtau-signals", daemon=True)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    watch = threading.Thread(target=_end_in_time, args=(read_end, ctx), name="emtau-signals", daemon=True)
     watch.start()
-    told_before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    fd_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     interrupt = handler_of_signals()
 
-    def heed(*arguments: Any) -> None:
-        logging.disable(logging.CRITICAL)  # What is cut off from now on need not be logged.
+    def handle(*arguments: Any) -> None:
+        logging.disable(logging.CRITICAL)  # Errors of interrupted work need not be logged.
         interrupt(*arguments)
 
-    before = [signal.signal(number, heed) for number in numbers]
+    before = [signal.signal(number, handle) for number in numbers]
     try:
         yield
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-        signal.set_wakeup_fd(told_before)
-        os.write(told, ENDED)  # A forked process may hold the pipe open.
+        signal.set_wakeup_fd(fd_before)
+        os.write(write_end, ENDED)  # A forked process may hold the pipe open.
         watch.join()
-        os.close(told)
-        os.close(heard)
+        os.close(write_end)
+        os.close(read_end)
 
 
 # The pipe is this process's own.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
-def _end_in_time(heard: int, ctx: click.Context) -> None:
-    """End the process some time after a signal, or at a second one; return if the command ends before."""
+def _end_in_time(read_end: int, ctx: click.Context) -> None:
+    """End the process `GRACE_SECONDS` after a signal, or at a second one, unless the command ends first."""
     first, left = math.inf, None
-    while select.select([heard], [], [], left)[0]:
-        number = os.read(heard, 1)
+    while select.select([read_end], [], [], left)[0]:
+        number = os.read(read_end, 1)
         if number == ENDED:
             return
         if number[0] in SIGNALS:
@@ -199,26 +201,26 @@ def _end_in_time(heard: int, ctx: click.Context) -> None:
     try:
         if select.select([], [STDERR], [], 0)[
             1
-        ]:  # Nobody may read it, or the main thread hold Python's stream.
+        ]:  # The stream may have no reader, and the main thread may hold the lock of Python's stream.
             cursor = "\x1b[?25h\n" if os.isatty(STDERR) else ""  # A live display hides it.
-            os.write(STDERR, f"{cursor}emtau: {shown(_cut_off(ctx))}\n".encode())
+            os.write(STDERR, f"{cursor}emtau: {shown(_message_of_stuck_command(ctx))}\n".encode())
     finally:
         os._exit(INTERRUPTED)
 
 
-def _cut_off(ctx: click.Context) -> str:
-    """Return the message of a command that does not end; nothing is read for it, which could take long."""
+def _message_of_stuck_command(ctx: click.Context) -> str:
+    """Return the message of a command that does not end; it reads no checkpoint, which could take long."""
     resume = ctx.find_root().meta.get(_RESUME)
     if resume is None:
         return _interrupted(ctx)
     return (
-        "interrupted; it did not end by itself and was cut off. Its last commit, if there is one, is intact. "
+        "interrupted; it did not end by itself and was killed. Its last commit, if there is one, is intact. "
         f"Resume with: {resume}"
     )
 
 
 def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None:
-    """Print tables and paths, or one JSON object; end the command where the fit has not converged."""
+    """Print tables and paths, or one JSON object; exit with `NOT_CONVERGED` if the fit has not converged."""
     from emtau_dask.cli.outputs import result_values
 
     if as_json:
@@ -244,14 +246,14 @@ def _print_tables(result: RunResult) -> None:
 
 
 def _not_converged(result: RunResult) -> str:
-    """Return how far a fit is that stopped at max_iter, and how it goes on."""
+    """Return the message for a fit that stopped at max_iter: its last change, and how to continue."""
     stop, run = result.outputs.config.stop, result.outputs.config.checkpoint.path
     change = result.model.history_.last_change
-    far = f", after a change of the bound by {change:.2g} nats per row" if math.isfinite(change) else ""
-    how = "Raise one of them for a converged fit."
+    last = f", after a change of the bound by {change:.2g} nats per row" if math.isfinite(change) else ""
+    remedy = "Raise one of them for a converged fit."
     if run is not None:
-        how = f"To go on: emtau resume {shlex.quote(run)} --set stop.max_iter={2 * stop.max_iter}"
+        remedy = f"To continue: emtau resume {shlex.quote(run)} --set stop.max_iter={2 * stop.max_iter}"
     return (
-        f"stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = {stop.tol}{far}; "
-        f"the results are written. {how}"
+        f"stopped at stop.max_iter = {stop.max_iter} without converging to stop.tol = {stop.tol}{last}; "
+        f"the results are written. {remedy}"
     )

@@ -1,4 +1,4 @@
-"""YAML read, overridden and spelt."""
+"""Reading YAML, overriding its values, and writing it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDINGS = (".yaml", ".yml")
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that refuses repeated keys, of which YAML's would silently take the last."""
+    """A SafeLoader that refuses repeated keys; PyYAML's silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -37,7 +37,7 @@ class _Dumper(yaml.SafeDumper):
     """A SafeDumper that puts into quotes whatever `_Loader` would read as something else."""
 
 
-# YAML 1.1, which PyYAML follows, wants a point and a sign in 1.0e-06; people write 1e-6.
+# YAML 1.1, which PyYAML follows, requires a point and a sign, as in 1.0e-06; people write 1e-6.
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
@@ -61,12 +61,12 @@ def parse_yaml(text: str, origin: str) -> object:
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin} is not valid YAML: {' '.join(str(error).split())}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        # PyYAML passes on what Python says of a date, a number or a binary value that is none.
+        # PyYAML does not catch Python's errors for an invalid date, number or binary value.
         raise ConfigError(f"{origin} holds a value that cannot be read: {error}") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping of sections in a YAML file; raises `ConfigError` where there is none."""
+    """Return the mapping of sections in a YAML file; raises `ConfigError` if there is none."""
     kind = kind_of(str(path))
     if kind is not None:
         raise ConfigError(
@@ -107,7 +107,7 @@ def apply_override(content: dict[str, Any], override: str) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        The override has no ``=`` or no key, or the key leads through something that is not a mapping.
+        The override has no ``=`` or no key, or a part of the key is not a mapping.
     """
     key, equals, text = override.partition("=")
     *sections, last = (part.strip() for part in key.split("."))
@@ -135,12 +135,12 @@ def _kind(value: object) -> str:
 
 
 def to_yaml(content: Mapping[str, Any]) -> str:
-    """Return plain values as a YAML document, which `parse_yaml` reads as the same values."""
+    """Return values as a YAML document, which `parse_yaml` reads as the same values."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def in_yaml(value: str) -> str:
-    """Return a string in YAML, in quotes where `parse_yaml` would read it as something else."""
+    """Return a string in YAML, in quotes if `parse_yaml` would read it as something else."""
     try:
         if value.isprintable() and "  " not in value and parse_yaml(value, "a value") == value:
             return value
@@ -157,7 +157,7 @@ def in_yaml(value: str) -> str:
 
 
 def setting(key: str, value: object) -> str:
-    """Return the text by which ``--set`` gives a key a string or a list of strings."""
+    """Return the argument of ``--set`` that sets a key to a string or a list of strings."""
     if isinstance(value, list | tuple):
         return f"{key}=[{', '.join(map(in_yaml, value))}]"
     return f"{key}={in_yaml(str(value))}"

@@ -1,6 +1,6 @@
-"""A chunk in memory: loaded, checked, a block of rows at a time, with the digest of what it holds.
+"""Chunks in memory: how they are loaded, checked block by block, and digested.
 
-What becomes of the digests is in `em.verification`.
+`em.verification` compares the digests.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from emtau_dask.settings import DROP, MARGINALISE, RAISE
 
 ROWS, WEIGHTS, RESPONSIBILITIES = "X", "sample_weight", "responsibilities_init"
 """What users call the sources of a fit."""
-KEPT = 2**20
-"""The longest array that is kept. Without it positions take a fiftieth of the time of scoring 4 features."""
+MAX_REUSED_ROWS = 2**20
+"""Maximum length of an array of positions that is reused. Reuse saves 2% of scoring rows of 4 features."""
 T = TypeVar("T")
 LARGEST = np.float64(1e150)
-"""Largest magnitude of a value: its square, summed over rows and features, stays within float64. It is not a
-plain float, which NumPy would convert to float32 (infinity) to compare it with float32 values."""
+"""Maximum magnitude of a value: its square, summed over rows and features, stays within float64. NumPy would
+convert a Python float to float32 (infinity) to compare it with float32 values."""
 SEARCHED_VALUES = 2**15
-"""Values that are searched for NaN at a time: they stay in a cache."""
+"""Number of values that are searched for NaN at a time, so that they stay in the processor's cache."""
 ROW_BYTES = 16
 """Bytes of a loaded row's position and row state."""
 DOUBLE = np.dtype(np.float64)
@@ -93,7 +93,7 @@ def complete_rows(rows: NDArray[Any]) -> Bools | None:
 
 
 class Positions:
-    """Makes read-only arrays 0, 1, …, and gives the last one again to the next chunk of the same length."""
+    """Creates read-only arrays 0, 1, …, and reuses the last one for the next chunk of the same length."""
 
     def __init__(self) -> None:
         self._last: Ints = np.arange(0)
@@ -108,27 +108,27 @@ class Positions:
             return last
         positions = np.arange(n_rows)
         positions.setflags(write=False)
-        if n_rows <= KEPT:
+        if n_rows <= MAX_REUSED_ROWS:
             self._last = positions
         return positions
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedChunk:
-    """A chunk in memory, as stored, with the rows that take part picked out.
+    """A chunk in memory, as stored, and which of its rows are included in the fit.
 
-    These have a positive weight, and no NaN where such rows are dropped.
+    Included rows have a positive weight, and no NaN if rows with NaN are dropped.
 
     Attributes
     ----------
     rows : ndarray of shape (n, d)
         All rows of the chunk, or those at ``subset``.
     weights : ndarray of shape (n,) or None
-        None where every row weighs 1.
-    present : ndarray of intp or None
-        Positions of the rows that take part; None for all rows.
+        None if every row weighs 1.
+    included : ndarray of intp or None
+        Positions of the included rows; None for all rows.
     start : int or None
-        Global number of the first row; None where chunk sizes are unknown.
+        Global number of the first row; None if chunk sizes are unknown.
     bytes_read : int
     chunk : int
     subset : ndarray of intp or None
@@ -136,7 +136,7 @@ class LoadedChunk:
     source_bytes : int
         Bytes that were read from the source for the whole chunk.
     digest : GrowingDigest or None
-        Of ``rows``, if they are a whole chunk and digests are computed; it grows with the blocks of rows.
+        Of ``rows``, if they are a whole chunk and digests are computed. Each block of rows is added to it.
     made_on : str
     unstored : Unstored
         See `Loaded`.
@@ -148,7 +148,7 @@ class LoadedChunk:
 
     rows: NDArray[Any]
     weights: Floats | None
-    present: Ints | None
+    included: Ints | None
     start: int | None
     bytes_read: int
     chunk: int
@@ -168,8 +168,8 @@ class LoadedChunk:
         return (own, *self.weights_digests)
 
     def positions(self) -> Ints:
-        """Return the positions of the rows that take part; not to be written."""
-        return np.arange(len(self.rows)) if self.present is None else self.present
+        """Return the positions of the included rows; not to be written."""
+        return np.arange(len(self.rows)) if self.included is None else self.included
 
     def blocks(
         self, positions: Ints, size: int, dtype: np.dtype[Any] = DOUBLE
@@ -189,8 +189,8 @@ class LoadedChunk:
         where : slice
             The block's place in ``positions``.
         rows : ndarray of shape (at most ``size``, d)
-            Read-only, and valid until the next block: a view of the chunk where
-            possible, else of a buffer that is used again.
+            Read-only, and valid until the next block: a view of the chunk if
+            possible, else of a buffer that is reused.
         """
         everything = len(positions) == len(self.rows)
         direct = (
@@ -209,19 +209,19 @@ class LoadedChunk:
                 block = gathered[: where.stop - begin]
                 if everything:
                     block[...] = self.rows[where]
-                elif self.rows.dtype == dtype:  # without "clip" NumPy copies once more; no place is beyond
-                    np.take(self.rows, self._places(positions[where]), axis=0, out=block, mode="clip")
+                elif self.rows.dtype == dtype:  # Without "clip" NumPy copies twice; all indices are valid.
+                    np.take(self.rows, self._indices(positions[where]), axis=0, out=block, mode="clip")
                 else:
-                    block[...] = self.rows[self._places(positions[where])]
+                    block[...] = self.rows[self._indices(positions[where])]
             yield where, block
-            if everything and self.digest is not None:  # Now it is in the cache.
+            if everything and self.digest is not None:  # The block is in the processor's cache now.
                 self.digest.feed(begin, block if block.dtype == self.rows.dtype else self.rows[where])
 
     def check_values(self, positions: Ints, rows: Floats, squared: float) -> None:
         """Raise `UnusableRowError` for a value that is not finite, or too large to be squared.
 
-        ``squared`` is the sum of all squares: where it is small enough, so is every value. Missing values are
-        none.
+        ``squared`` is the sum of all squares: if it is small enough, so is every value. Missing values are
+        allowed.
         """
         if squared <= LARGEST**2 or np.abs(rows).max() <= LARGEST:
             return
@@ -256,21 +256,21 @@ class LoadedChunk:
         return UnusableRowError(f"{where} of X {why}", number, feature)
 
     def weights_at(self, positions: Ints, factors: Floats | None = None) -> Floats | None:
-        """Return the weights of ``positions``, times ``factors``; None where every row weighs 1."""
+        """Return the weights of ``positions``, times ``factors``; None if every row weighs 1."""
         if self.weights is None:
             return factors
-        weights = self.weights[self._places(positions)]
+        weights = self.weights[self._indices(positions)]
         return weights if factors is None else weights * factors
 
-    def taken(self, positions: Ints) -> CachedRows:
+    def copied_rows(self, positions: Ints) -> CachedRows:
         """Return copies of the rows at ``positions``, and of their weights."""
         last = int(positions[-1]) if len(positions) else 0
-        rows = np.ascontiguousarray(self.rows[self._places(positions)])
+        rows = np.ascontiguousarray(self.rows[self._indices(positions)])
         compact = positions.astype(np.min_scalar_type(last))
         return CachedRows(compact, rows, self.weights_at(positions), self.source_bytes)
 
-    def _places(self, positions: Ints) -> Ints:
-        """Return where in ``rows`` the rows at ``positions`` are."""
+    def _indices(self, positions: Ints) -> Ints:
+        """Return the indices into ``rows`` of the rows at ``positions``."""
         return positions if self.subset is None else np.searchsorted(self.subset, positions)
 
 
@@ -282,16 +282,16 @@ class ChunkLoader:
     ----------
     rows : ChunkReader
     weights : ChunkReader or None
-        None where every row weighs 1.
+        None if every row weighs 1.
     cache : RowCache or None
-        Of active rows, between passes.
+        Cache of active rows, between passes.
     sampled : RowCache or None
-        Of the rows of samples.
+        Cache of the rows of samples.
     positions : Positions
     made_in : str
-        The fitting process.
+        Identifies the fitting process.
     with_digests : bool
-        Whether digests of chunks that are read whole are computed.
+        Whether digests are computed of chunks that are read whole.
     missing : {"raise", "drop", "marginalise"}
     """
 
@@ -310,34 +310,34 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
-        """Return the chunk."""
-        self._hold()
+        """Return the whole chunk."""
+        self._hold_for_process()
         chunk = chunk_range.chunk
-        found = self.rows.load(chunk_range, row_blocks)
-        rows, bytes_read = found.values, found.bytes_read
+        loaded = self.rows.load(chunk_range, row_blocks)
+        rows, bytes_read = loaded.values, loaded.bytes_read
         weights = None
-        taking_part = complete_rows(rows) if self.missing == DROP else None
+        is_included = complete_rows(rows) if self.missing == DROP else None
         weights_digests: tuple[ChunkDigest, ...] = ()
         if self.weights is not None:
             stored = self.weights.load(chunk_range, weight_blocks)
             weights = stored.values.astype(np.float64)
             bytes_read += stored.bytes_read
             if not (weights > 0).all():
-                taking_part = weights > 0 if taking_part is None else taking_part & (weights > 0)
+                is_included = weights > 0 if is_included is None else is_included & (weights > 0)
             if self.with_digests:
                 weights_digests = (chunk_digest(WEIGHTS, chunk, stored),)
-        present = self.positions.of(len(rows)) if taking_part is None else np.flatnonzero(taking_part)
+        included = self.positions.of(len(rows)) if is_included is None else np.flatnonzero(is_included)
         return LoadedChunk(
             rows,
             weights,
-            present,
+            included,
             chunk_range.start,
             bytes_read,
             chunk,
             source_bytes=bytes_read,
             digest=GrowingDigest(rows) if self.with_digests else None,
-            made_on=found.made_on,
-            unstored=found.unstored,
+            made_on=loaded.made_on,
+            unstored=loaded.unstored,
             weights_digests=weights_digests,
             missing=self.missing == MARGINALISE,
         )
@@ -349,16 +349,17 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
-        """Return the cached rows of the chunk, at least those at ``positions``, or else the whole chunk.
+        """Return the cached rows of the chunk, if all ``positions`` are cached; else the whole chunk.
 
-        Of rows in memory no others are read then.
+        If the source is in memory and only some rows are active, no digest is computed: the other rows are
+        not read.
         """
-        found = None if self.cache is None else self.cache.find(chunk_range.chunk, positions)
-        if found is None:
+        cached_and_bytes = None if self.cache is None else self.cache.find(chunk_range.chunk, positions)
+        if cached_and_bytes is None:
             loaded = self.load(chunk_range, row_blocks, weight_blocks)
             some = isinstance(self.rows, RowsInMemory) and len(positions) < len(loaded.rows)
             return replace(loaded, digest=None) if some else loaded
-        cached, bytes_read = found
+        cached, bytes_read = cached_and_bytes
         bytes_read += sum(block.nbytes for block in weight_blocks)
         return self._from_cache(chunk_range, cached, bytes_read, positions)
 
@@ -370,37 +371,37 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> tuple[LoadedChunk, Ints]:
-        """Return the rows of a sample, from the cache where they are there, and their positions.
+        """Return the rows of sample number ``level``, from the cache if they are in it, and their positions.
 
-        Where they are not, the chunk is loaded, and its rows of all samples are cached. The samples below are
-        left: a run goes from each to the next, so that their rows need no memory.
+        Otherwise the chunk is loaded, and its rows of this sample and the larger ones are cached. Rows of
+        smaller samples are removed: a run goes from each sample to the next larger one.
         """
         nothing = np.arange(0)
-        found = None
+        cached_and_bytes = None
         if self.sampled is not None:
             self.drop_samples(chunk_range.chunk, samples.names[:level])
-            found = self.sampled.find(chunk_range.chunk, nothing, samples.names[level])
-        if found is None:
+            cached_and_bytes = self.sampled.find(chunk_range.chunk, nothing, samples.names[level])
+        if cached_and_bytes is None:
             loaded = self.load(chunk_range, row_blocks, weight_blocks)
             inside = samples.positions(chunk_range, loaded.positions())
             if self.sampled is not None:
                 for number in range(level, len(inside)):
-                    taken = loaded.taken(inside[number])
-                    self.sampled.keep(chunk_range.chunk, taken, samples.names[number])
+                    copied = loaded.copied_rows(inside[number])
+                    self.sampled.keep(chunk_range.chunk, copied, samples.names[number])
             return loaded, inside[level]
-        loaded = self._from_cache(chunk_range, *found)
+        loaded = self._from_cache(chunk_range, *cached_and_bytes)
         return loaded, loaded.positions()
 
     def _from_cache(
-        self, chunk_range: ChunkRange, cached: CachedRows, bytes_read: int, present: Ints | None = None
+        self, chunk_range: ChunkRange, cached: CachedRows, bytes_read: int, included: Ints | None = None
     ) -> LoadedChunk:
-        """Return cached rows of a chunk; ``present`` are those that take part, None where all do."""
-        self._hold()
+        """Return cached rows of a chunk; ``included`` are positions in it, None for all cached rows."""
+        self._hold_for_process()
         subset = cached.positions.astype(np.intp)
         return LoadedChunk(
             cached.rows,
             cached.weights,
-            subset if present is None else present,
+            subset if included is None else included,
             chunk_range.start,
             bytes_read,
             chunk_range.chunk,
@@ -410,28 +411,28 @@ class ChunkLoader:
         )
 
     def drop_samples(self, chunk: int, names: Sequence[str]) -> None:
-        """Remove the rows of samples that no pass will score again from the cache."""
+        """Remove from the cache the rows of samples that no pass will score again."""
         if self.sampled is not None:
             for name in names:
                 self.sampled.drop(chunk, name)
 
-    def _hold(self) -> None:
-        """Hold what tasks need in a worker; the fitting process does so itself, and tasks may outlive it."""
+    def _hold_for_process(self) -> None:
+        """Hold in a worker what tasks need. The fitting process does so itself, and tasks may outlive it."""
         if self.made_in != process_id():
             hold_for_process()
 
     def keep_active(self, loaded: LoadedChunk, positions: Ints) -> None:
-        """Keep the rows at ``positions`` for the next pass, once they are at most half of those loaded."""
+        """Cache the rows at ``positions`` for the next pass, if they are at most half of those loaded."""
         if self.cache is None:
             return
         if 0 < 2 * len(positions) <= len(loaded.rows):
-            self.cache.keep(loaded.chunk, loaded.taken(positions))
+            self.cache.keep(loaded.chunk, loaded.copied_rows(positions))
         elif not len(positions) or loaded.subset is None:
             self.cache.drop(loaded.chunk)
 
 
 def loaded_bytes(sources: Sequence[Source], chunk_rows: Sequence[int]) -> dict[int, int]:
-    """Return the bytes that each chunk of ``chunk_rows`` rows of all sources takes in memory, by chunk."""
+    """Return by chunk the bytes of memory that its rows of all sources take, row state included."""
     width = ROW_BYTES + sum(
         math.prod(source.shape[1:]) * max(source.dtype.itemsize, DOUBLE.itemsize) for source in sources
     )

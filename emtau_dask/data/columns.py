@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from emtau_dask.data.csv import CsvTable, is_csv, tables_at
-from emtau_dask.data.parquet import ParquetPart, check_names, is_parquet, partition_columns, parts_at
+from emtau_dask.data.parquet import check_names
+from emtau_dask.data.parquet_files import ParquetPart, is_parquet, partition_columns, parts_at
 from emtau_dask.errors import InvalidDataError
 from emtau_dask.storage.files import each
 from emtau_dask.storage.locations import Place, paths_at, place_text

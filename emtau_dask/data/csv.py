@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from emtau_dask.dask_config import scratch_place
 from emtau_dask.data.npy import NpyHeader, NpyReader
-from emtau_dask.data.parquet import arrow_input, check_names, check_single
+from emtau_dask.data.parquet import check_names, check_single
+from emtau_dask.data.parquet_files import arrow_input
 from emtau_dask.data.source import RangeSource, even_chunks
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, StorageError, cause_of, short, warn_user
 from emtau_dask.storage.errors import read_errors, writing_errors
@@ -35,27 +36,28 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK_BYTES = 2**20
-"""Of text that is parsed at a time; a row has no more. pyarrow reads up to 32 blocks ahead."""
+"""Size of the text that is parsed at a time, and maximum size of a row (bytes). pyarrow reads up to 32 blocks
+ahead."""
 DOUBLE = np.dtype(np.float64)
-COMPARED_LINES = 100
-"""Maximum lines after the first one that tell whether whole numbers in it name the columns."""
+MAX_COMPARED_LINES = 100
+"""Maximum number of lines that are compared with a first line of whole numbers, which may be names."""
 
 
 class ReadObserver(Protocol):
-    """Told how much of a table is read."""
+    """Is notified of how much of a table has been read."""
 
     def stage(self, name: str, chunks: int) -> None:
-        """Reading begins, in about so many chunks."""
+        """Begin a stage of about ``chunks`` chunks."""
 
     def chunks_done(self, count: int) -> None:
-        """So many more are read."""
+        """Add ``count`` chunks to those that have been read."""
 
 
 @dataclass(frozen=True)
 class CsvTable:
-    """A table of ``size`` bytes, at an absolute path or behind a URL, whose first line holds ``fields``.
+    """A table of ``size`` bytes, at an absolute path or a URL, whose first line holds ``fields``.
 
-    These name the columns if ``named``. ``n_lines`` is an estimate from the beginning.
+    The fields name the columns if ``named``. ``n_lines`` is an estimate from the beginning of the table.
     """
 
     place: str | Url
@@ -67,10 +69,10 @@ class CsvTable:
 
     @classmethod
     def at(cls, path: str, known: Sequence[str] = ()) -> CsvTable:
-        """Read the beginning of a table; raises `InvalidDataError` where there is none.
+        """Read the beginning of a table; raises `InvalidDataError` if there is none.
 
-        A first line with all ``known`` names of columns, which were given or which another table has, names
-        the columns.
+        A first line that holds all ``known`` names (given by the user, or those of another table) names the
+        columns.
         """
         place: str | Url = Url.of(path) if is_url(path) else str(Path(path).absolute())
         delimiter = DELIMITERS[suffix_of(path).lower()]
@@ -85,23 +87,26 @@ class CsvTable:
             text = (line.decode("utf-8-sig") for line in stream)
             fields = next(csv.reader(text, delimiter=delimiter), [])
         if not fields:
-            raise InvalidDataError(f"{place} begins with an empty line; a table of columns is wanted.")
+            raise InvalidDataError(
+                f"{place} begins with an empty line, but its first line must be names of columns or a row. "
+                "Remove the empty line."
+            )
         if len(fields) == 1 and ";" in fields[0]:
             raise InvalidDataError(
-                f"{place} separates values by ';', which is not read. Convert it once, for example with "
-                "pandas.read_csv(path, sep=';', decimal=',').to_parquet('rows.parquet')."
+                f"{place} separates values by ';'; only ',' and tabs are read. Convert it once, for example "
+                "with pandas.read_csv(path, sep=';', decimal=',').to_parquet('rows.parquet')."
             )
         n_lines = size * (beginning.count(b"\n") + 1) / len(beginning)
         named = (len(known) > 0 and set(known) <= set(fields)) or not all(map(_is_number, fields))
         if not named:
-            below = (line.decode("utf-8", "replace") for line in islice(stream, COMPARED_LINES))
+            below = (line.decode("utf-8", "replace") for line in islice(stream, MAX_COMPARED_LINES))
             named = _are_names(fields, csv.reader(below, delimiter=delimiter), str(place))
         return cls(place, size, delimiter, fields, named, n_lines)
 
     def default_names(self) -> list[str] | None:
-        """Return the columns but the index that pandas writes, which has no name; None where none has one.
+        """Return the names of the columns, without that of an index of pandas; None if they have no names.
 
-        Warns of an index, and of names that are whole numbers.
+        The index has an empty name. Warns of an index, and of names that are whole numbers.
         """
         if not self.named:
             return None
@@ -118,9 +123,11 @@ class CsvTable:
         return self.fields[1:]
 
     def chosen(self, names: Sequence[str] | None) -> list[int]:
-        """Return the numbers of columns; raises `InvalidDataError` where there are none of these names."""
+        """Return the numbers of the columns; raises `InvalidDataError` if one of the names does not exist."""
         if not self.named and names is not None:
-            raise InvalidDataError(f"{self.place} names no columns in its first line; leave out columns.")
+            raise InvalidDataError(
+                f"{self.place} has no names of columns in its first line; remove columns, or add that line."
+            )
         names = self.default_names() if names is None else names
         if names is None:
             return list(range(len(self.fields)))
@@ -128,7 +135,7 @@ class CsvTable:
         return [self.fields.index(name) for name in names]
 
     def blocks(self, columns: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        """Yield the rows from first to last, NaN where a value is empty; raises as `open_csv`."""
+        """Yield the rows from first to last, NaN if a value is empty; raises as `open_csv`."""
         for batch in self.batches(columns, loaded_pyarrow().float64()):
             yield np.column_stack([values.to_numpy(zero_copy_only=False) for values in batch.columns])
 
@@ -153,20 +160,20 @@ class CsvTable:
                         ),
                     )
             except pa.ArrowInvalid as error:
-                raise self._refused(str(error)) from cause_of(error)
+                raise self._parse_error(str(error)) from cause_of(error)
 
-    def _refused(self, said: str) -> InvalidDataError:
-        """Return the error for what pyarrow says."""
-        if "invalid UTF8" in said:
+    def _parse_error(self, message: str) -> InvalidDataError:
+        """Return the error for a message of pyarrow."""
+        if "invalid UTF8" in message:
             return InvalidDataError(
-                f"{self.place} is not in UTF-8 ({said}). Convert it once, for example with: "
+                f"{self.place} is not in UTF-8 ({message}). Convert it once, for example with: "
                 "iconv -f LATIN1 -t UTF-8"
             )
-        found = re.search(r"column #(\d+): .*invalid value '(.*)'", said, re.DOTALL)
+        found = re.search(r"column #(\d+): .*invalid value '(.*)'", message, re.DOTALL)
         if found is None:
             return InvalidDataError(
-                f"{self.place} is no table of {len(self.fields)} columns, in rows of at most {BLOCK_BYTES:,}"
-                f" bytes: {said}. Correct or convert it."
+                f"{self.place} is not a table of {len(self.fields)} columns with rows of at most "
+                f"{BLOCK_BYTES:,} bytes: {message}. Correct or convert it."
             )
         name = f"column {self.fields[int(found[1])]!r}" if self.named else f"column number {found[1]}"
         return InvalidDtypeError(
@@ -177,9 +184,9 @@ class CsvTable:
 
 @dataclass(frozen=True)
 class CsvRows(NpyReader):
-    """Reads rows of ``tables``, as messages call them, from the scratch file that they were read into.
+    """Reads rows of CSV tables from their scratch file; ``tables`` is the name of the tables in messages.
 
-    The file is removed with the reader that `open_csv` returns, and not with copies in other processes.
+    The file is removed with the reader that `open_csv` returns, not with copies in other processes.
     """
 
     tables: str
@@ -188,16 +195,16 @@ class CsvRows(NpyReader):
         """Return the size of the file and the shape of the rows."""
         if not Path(self.path).exists():
             raise InvalidDataError(
-                f"the rows of {self.tables} were read into {self.path}, which is not there. Set dask's "
-                "emtau.scratch to a folder that every worker sees under the same path."
+                f"the rows of {self.tables} were read into {self.path}, which this process cannot see. Set "
+                "dask's emtau.scratch to a folder that every worker sees under the same path."
             )
         return f"CSV, {super().identity()}"
 
 
 def is_csv(place: Place) -> bool:
-    """Return whether all of a place is CSV by its ending: ``.csv``, or ``.tsv`` with tabs; see `paths_at`.
+    """Return whether all files of a place end in ``.csv`` or ``.tsv`` (with tabs); see `paths_at`.
 
-    Raises `InvalidDataError` where one cannot be looked at.
+    Raises `InvalidDataError` if one cannot be accessed.
     """
     with read_errors(place_text(place), remote=False):
         return all(
@@ -207,10 +214,10 @@ def is_csv(place: Place) -> bool:
 
 
 def _are_names(fields: Sequence[str], lines: Iterator[list[str]], place: str) -> bool:
-    """Return whether numbers in the first line of a table name its columns: those below are no whole numbers.
+    """Return whether whole numbers in the first line are names: every column below it has fractions.
 
-    Raises `InvalidDataError` where that is so of some columns alone, of a single column 0, and for 0,1,2,…
-    above whole numbers: pandas names columns so by default.
+    Raises `InvalidDataError` if the first line may be a row or names: if some columns have fractions and
+    others do not, or if it is 0,1,2,… as pandas names columns by default.
     """
     first = [field.strip() for field in fields]
     if not all(map(str.isdecimal, first)) or len(set(first)) < len(first):
@@ -218,28 +225,30 @@ def _are_names(fields: Sequence[str], lines: Iterator[list[str]], place: str) ->
     rows = []
     with suppress(csv.Error):
         rows += [row for row in lines if len(row) == len(first)]
-    unlike = [any(map(_is_fraction, column)) for column in zip(*rows, strict=True)]
-    if len(first) > 1 and unlike and all(unlike):
+    has_fractions = [any(map(_is_fraction, column)) for column in zip(*rows, strict=True)]
+    if len(first) > 1 and has_fractions and all(has_fractions):
         return True
     by_default = first == [str(number) for number in range(len(first))]
-    if (len(first) > 1 and any(unlike)) or (by_default and unlike and (len(first) > 1 or all(unlike))):
+    if (len(first) > 1 and any(has_fractions)) or (
+        by_default and has_fractions and (len(first) > 1 or all(has_fractions))
+    ):
         raise InvalidDataError(
-            f"the first line of {place} is {short(','.join(fields))}: a row, or names of columns, as pandas "
-            "writes them for columns without names? If these are names, give them (columns=, --columns), or "
-            "others with letters. If it is a row, put a line of names above it."
+            f"the first line of {place} is {short(','.join(fields))}. It may be a row, or the names that "
+            "pandas writes for columns without names. If these are names, give them (columns=, --columns), "
+            "or write names with letters. If it is a row, put a line of names above it."
         )
     return False
 
 
 def _is_fraction(value: str) -> bool:
-    """Return whether a value is a number but not a whole one as written."""
+    """Return whether a value is a number that is not written as a whole one."""
     bare = value.strip()
     is_nan = bare.lower() == "nan"
     return _is_number(bare) and not is_nan and not bare.lstrip("+-").isdecimal()
 
 
 def tables_at(place: Place, columns: Sequence[str] | None) -> list[CsvTable]:
-    """Read the beginnings of the tables of a place; ``columns`` are those of `open_csv`, and it raises so."""
+    """Read the beginnings of the tables of a place; ``columns`` and errors are those of `open_csv`."""
     first, *others = paths_at(place)
     tables = [CsvTable.at(first, () if columns is None else columns)]
     return tables + [CsvTable.at(path, tables[0].fields if columns is None else columns) for path in others]
@@ -267,8 +276,8 @@ def open_csv(
     place : str or sequence of str
         See `paths_at`.
     columns : sequence of str or None
-        Features in this order; by default all columns, as the first table has them, but one without a name,
-        which is the index that pandas writes. Columns have no names if the first line is a row of numbers.
+        Features in this order. By default all columns in the order of the first table, without a first column
+        that has an empty name: it is an index of pandas. Columns have no names if the first line is a row.
     squeeze : bool, default=False
         Give the single column as shape (n,), for weights.
     observer : ReadObserver, optional
@@ -276,10 +285,10 @@ def open_csv(
     Raises
     ------
     InvalidDataError
-        A table cannot be read, has no such columns, begins with what may be a header or a row, or pyarrow is
-        missing.
+        A table cannot be read, has no such columns, or begins with a line that may be a header or a row; or
+        pyarrow is missing.
     InvalidDtypeError
-        A column does not begin with a number.
+        A column does not hold numbers.
     StorageError
         The scratch file cannot be written, or would not fit.
 
@@ -306,11 +315,11 @@ def open_csv(
                 f"the first line of {table.place} names its columns, but that of {tables[0].place} is a row. "
                 "Give all tables a line of names, or none."
             )
-    scratch = _scratch(where, width * sum(table.n_lines for table in tables))
+    scratch = _scratch_folder(where, width * sum(table.n_lines for table in tables))
     path = scratch.path.absolute() / "rows"
     try:
         with writing_errors(f"the rows of {where}", path), path.open("xb") as file:
-            counts = _written(file, where, tables, chosen, observer)
+            counts = _write_rows(file, where, tables, chosen, observer)
     except BaseException:
         scratch.remove()
         raise
@@ -321,8 +330,8 @@ def open_csv(
     return RangeSource(rows, shape, DOUBLE, chunks, None if squeeze or names is None else tuple(names))
 
 
-def _scratch(where: str, n_values: float) -> ScratchFolder:
-    """Return a new scratch folder; raises `StorageError` where there is no room for about so many values."""
+def _scratch_folder(where: str, n_values: float) -> ScratchFolder:
+    """Return a new scratch folder; raises `StorageError` if its disk has no space for ``n_values``."""
     place = scratch_place()
     with writing_errors(f"the rows of {where}", place):
         scratch = ScratchFolder("emtau-csv-", place)
@@ -336,7 +345,7 @@ def _scratch(where: str, n_values: float) -> ScratchFolder:
     return scratch
 
 
-def _written(
+def _write_rows(
     file: BinaryIO,
     where: str,
     tables: Sequence[CsvTable],

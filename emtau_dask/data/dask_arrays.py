@@ -1,8 +1,8 @@
-"""Dask arrays, whose own tasks compute chunks, unless they are just stored ones.
+"""Dask arrays as sources: their own tasks compute the chunks, unless these are stored or in memory.
 
-Rows that the fitting process and its workers both see are read by each. Two arrays may have equal metadata,
-so a few rows are compared as well, by every process before it first reads, also by a worker that joins
-late.
+If the fitting process and its workers see the same stored rows, each reads them itself. Two stored arrays may
+have equal metadata. So every process, also a worker that joins late, compares a few rows before its first
+read.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from emtau_dask.process import (
     this_process,
 )
 
-SAMPLES = 4
-SAMPLE_BYTES = 2**22
-"""The most bytes of a sample, unless a single row is longer."""
-HELD_BYTES = 2**28
-"""The most bytes that reading all samples may take; the first sample is read in any case."""
+MAX_SAMPLES = 4
+MAX_SAMPLE_BYTES = 2**22
+"""Maximum size of a sample (bytes), unless a single row is longer."""
+MAX_SAMPLED_BYTES = 2**28
+"""Maximum memory for reading all samples (bytes). The first sample is read in any case."""
 REMEDY = "Put it where every worker sees it under the same path, or into an object store."
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Numbers of rows, and the digest of their values."""
+    """The digest of rows ``start`` to ``stop``."""
 
     start: int
     stop: int
@@ -71,10 +71,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class SharedRows(RangeReader):
-    """A `RangeReader` that reads only in processes that see the same data as the one that made it.
+    """A `RangeReader` that reads only in processes that see the same data as the one that created it.
 
-    That process saw the identity ``seen`` and the ``samples``, with the versions ``made_with``. Users call
-    the rows ``name``.
+    That process found the identity ``seen`` and the ``samples``, with the versions ``made_with``. Messages
+    call the rows ``name``.
     """
 
     ranges: RangeReader
@@ -94,11 +94,11 @@ class SharedRows(RangeReader):
         return self.ranges.identity()
 
     def peak_bytes(self, start: int, stop: int) -> int:
-        """Return the bound of ``ranges``; verification is not in it."""
+        """Return the bound of ``ranges``, without that of the verification."""
         return self.ranges.peak_bytes(start, stop)
 
     def verify(self) -> None:
-        """Raise `InvalidDataError` if this process sees other data, or none; a success is remembered."""
+        """Raise `InvalidDataError` if this process sees other data, or none; a success is not repeated."""
         of_process(VerifiedTokens).once(self.token, self._verify)
 
     def _verify(self) -> None:
@@ -106,47 +106,50 @@ class SharedRows(RangeReader):
             raise InvalidDataError(f"{this_process()} {difference}")
 
     def difference(self) -> str:
-        """Return how this process's data differ and the remedy, to follow its name; "" where they do not."""
+        """Return how this process's data differ, and the remedy, as text after the name of the process.
+
+        The text is "" if they do not differ.
+        """
         why = other_versions(software(), self.made_with)
         try:
-            found = self._otherwise()
+            difference = self._difference_of_rows()
         except Exception as error:
             cause = error.__cause__ or error
             reason = f"{type(cause).__name__}: {cause}" if why else str(error)
-            found = f"cannot see {self.name}: {reason.rstrip('.')}"
-        return found and f"{found}. {why}{REMEDY}"
+            difference = f"cannot see {self.name}: {reason.rstrip('.')}"
+        return difference and f"{difference}. {why}{REMEDY}"
 
-    def _otherwise(self) -> str:
-        """Return how the data differ from those that were seen; "" where they do not."""
-        other = f"sees other data than the process that fits as {self.name}"
+    def _difference_of_rows(self) -> str:
+        """Return how the identity or a sample differs from that of the fitting process; "" if none does."""
+        other = f"sees other data as {self.name} than the fitting process"
         identity = self.ranges.identity()
         if identity != self.seen:
             return f"{other} ({identity}; there {self.seen})"
         for sample in self.samples:
-            found = Sample.of(self.ranges, sample.start, sample.stop)
-            if found != sample:
+            here = Sample.of(self.ranges, sample.start, sample.stop)
+            if here != sample:
                 return (
-                    f"{other} (rows {sample.start} to {sample.stop} have the digest {found.digest[:12]}…; "
+                    f"{other} (rows {sample.start} to {sample.stop} have the digest {here.digest[:12]}…; "
                     f"there {sample.digest[:12]}…)"
                 )
         return ""
 
 
 def shared_rows(source: RangeSource, name: str) -> SharedRows:
-    """Return a reader for many processes of stored rows, which users call ``name``.
+    """Return a reader of stored rows for many processes; messages call the rows ``name``.
 
     At most four samples are read, at the beginnings of evenly spread chunks. Raises `InvalidDataError`
-    where they cannot be read.
+    if they cannot be read.
     """
     ranges, chunks = source.ranges, list(chunk_ranges(source.chunk_rows).values())
     identity = ranges.identity()
     row_bytes = max(1, source.dtype.itemsize * int(np.prod(source.shape[1:])))
-    count, held = min(SAMPLES, len(chunks)), 0
+    count, sampled_bytes = min(MAX_SAMPLES, len(chunks)), 0
     samples: list[Sample] = []
     for chunk in (chunks[(2 * i + 1) * len(chunks) // (2 * count)] for i in range(count)):
-        stop = min(chunk.stop, chunk.start + max(1, SAMPLE_BYTES // row_bytes))
-        held += ranges.peak_bytes(chunk.start, stop)
-        if not samples or held <= HELD_BYTES:
+        stop = min(chunk.stop, chunk.start + max(1, MAX_SAMPLE_BYTES // row_bytes))
+        sampled_bytes += ranges.peak_bytes(chunk.start, stop)
+        if not samples or sampled_bytes <= MAX_SAMPLED_BYTES:
             samples.append(Sample.of(ranges, chunk.start, stop))
     shared = SharedRows(ranges, name, identity, tuple(samples), software(), uuid4().hex)
     of_process(VerifiedTokens).add(shared.token)
@@ -172,12 +175,12 @@ def check_dense(block: Any, chunk: int) -> None:
 class BlockReader:
     """Joins the blocks of a chunk, which may be split over features.
 
-    Every process that does so first verifies that it sees the same stored data ``beneath`` them. ``computed``
-    says whether tasks of the user's own make the blocks.
+    Each process first verifies that it sees the same ``stored_inputs``, which the user's tasks read.
+    ``computed`` says whether the user's tasks compute the blocks.
     """
 
     row_shape: tuple[int, ...]
-    beneath: tuple[SharedRows, ...] = ()
+    stored_inputs: tuple[SharedRows, ...] = ()
     computed: bool = True
 
     def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Loaded:
@@ -186,11 +189,10 @@ class BlockReader:
         Raises
         ------
         InvalidDataError
-            The blocks are not what the dask array declares them to be, or this process sees other
-            data beneath them.
+            The blocks differ from what the dask array declares, or this process sees other stored inputs.
         """
-        for rows_beneath in self.beneath:
-            rows_beneath.verify()
+        for stored_input in self.stored_inputs:
+            stored_input.verify()
         chunk, declared = chunk_range.chunk, (chunk_range.n_rows, *self.row_shape)
         for block in blocks:
             check_dense(block, chunk)
@@ -201,50 +203,50 @@ class BlockReader:
         rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         if rows.shape != declared:
             raise self._mismatch(chunk, f"an array of shape {rows.shape}", declared)
-        return Loaded(rows, rows.nbytes, made_on=this_kind() if self.computed else "")
+        return Loaded(rows, rows.nbytes, made_on=environment_text() if self.computed else "")
 
     @staticmethod
     def _mismatch(chunk: int, found: str, declared: tuple[int, ...]) -> InvalidDataError:
         return InvalidDataError(
-            f"chunk {chunk} of the dask array is {found}, but the array declares {declared}; correct the "
-            "function that makes it, or what was passed to it as chunks and dtype."
+            f"chunk {chunk} of the dask array is {found}, but the array declares {declared}. Correct the "
+            "function that computes it, or the chunks and dtype that it was given."
         )
 
 
 @cache
-def this_kind() -> str:
-    """Return on what the last bits of values depend that this process computes."""
-    found = numerical_environment()
-    return ", ".join(f"{name} {found[name]}" for name in ("cpu", "blas", "numpy", "scipy"))
+def environment_text() -> str:
+    """Return the processor and library versions of this process: the last bits of values depend on them."""
+    environment = numerical_environment()
+    return ", ".join(f"{name} {environment[name]}" for name in ("cpu", "blas", "numpy", "scipy"))
 
 
 class GraphSource:
     """Any dask array: its own optimised tasks, and one reference for each block of a chunk.
 
-    ``beneath`` is what is stored beneath it, where several processes compute it; ``computed`` is False for
-    the blocks of an array that lies in memory.
+    ``stored_inputs`` are the stored rows that its tasks read, if several processes compute it. ``computed``
+    is False if the blocks are in memory.
     """
 
     addressable = False
 
     def __init__(
-        self, array: da.Array, beneath: tuple[SharedRows, ...] = (), *, computed: bool = True
+        self, array: da.Array, stored_inputs: tuple[SharedRows, ...] = (), *, computed: bool = True
     ) -> None:
         self.array = array
-        self.beneath, self.computed = beneath, computed
+        self.stored_inputs, self.computed = stored_inputs, computed
         self.shape: tuple[int, ...] = array.shape
         self.dtype: np.dtype[Any] = array.dtype
         self.chunk_rows: tuple[int, ...] = array.chunks[0]
         distributed = sys.modules.get("distributed")
         persisted = distributed is not None and distributed.client.futures_of(array)
-        # dask's optimiser drops the futures of persisted arrays, so those keep their graph as it is.
-        (kept,) = (array,) if persisted else dask.optimize(array)
-        self._graph: HighLevelGraph = kept.__dask_graph__()
-        self._keys = kept.__dask_keys__()
+        # dask's optimiser drops the futures of persisted arrays, so their graph is not optimised.
+        (optimised,) = (array,) if persisted else dask.optimize(array)
+        self._graph: HighLevelGraph = optimised.__dask_graph__()
+        self._keys = optimised.__dask_keys__()
 
     def reader(self) -> ChunkReader:
         """Return a reader that only joins blocks."""
-        return BlockReader(self.shape[1:], self.beneath, self.computed)
+        return BlockReader(self.shape[1:], self.stored_inputs, self.computed)
 
     def references(self, chunk: int) -> list[Hashable]:
         """Return the keys of the chunk's blocks."""
@@ -259,17 +261,17 @@ class GraphSource:
         return dict(self._graph.cull(wanted))
 
     def aligned(self, chunk_rows: tuple[int, ...]) -> Source:
-        """Return the rows rechunked by dask, or this source where it has these chunks already."""
+        """Return the rows rechunked by dask, or this source if it has these chunks already."""
         if chunk_rows == self.chunk_rows:
             return self
-        return GraphSource(self.array.rechunk({0: chunk_rows}), self.beneath, computed=self.computed)
+        return GraphSource(self.array.rechunk({0: chunk_rows}), self.stored_inputs, computed=self.computed)
 
 
-def plain_memory_of(array: da.Array) -> RangeSource | None:
-    """Return the rows of a dask array whose blocks are NumPy arrays, None where they are anything else.
+def numpy_blocks_of(array: da.Array) -> RangeSource | None:
+    """Return the rows of a dask array whose blocks are NumPy arrays; None for any other.
 
-    Such are ``dask.array.from_array`` of a NumPy array, and arrays persisted in this process. As tasks of a
-    graph they would be sent to a cluster's workers in every pass.
+    Examples are ``dask.array.from_array`` of a NumPy array, and arrays persisted in this process. As tasks of
+    a graph they would be sent to a cluster's workers in every pass.
     """
     (layer, *others) = array.__dask_graph__().layers.values()
     if others or not isinstance(layer, MaterializedLayer) or any(n != 1 for n in array.numblocks[1:]):
@@ -297,11 +299,11 @@ def array_of_blocks(source: RangeSource, name: str) -> da.Array:
     return da.Array(blocks, name, chunks, dtype=source.dtype)
 
 
-def plain_zarr_of(array: da.Array) -> zarr.Array[Any] | None:
-    """Return the zarr array whose rows a dask array is without any change, None where it is anything else.
+def unchanged_zarr_array(array: da.Array) -> zarr.Array[Any] | None:
+    """Return the zarr array from which a dask array was created without any change; None for any other.
 
-    It was made by ``dask.array.from_zarr`` or ``from_array``, inline or not, and nothing was done to it
-    since: block i has exactly the rows of chunk i.
+    Such a dask array is the result of ``dask.array.from_zarr`` or ``from_array``, inline or not: block i has
+    exactly the rows of chunk i.
     """
     layers = array.__dask_graph__().layers
     last = layers.get(array.name)
@@ -311,14 +313,14 @@ def plain_zarr_of(array: da.Array) -> zarr.Array[Any] | None:
         return None
     if any(isinstance(layer, Blockwise) for name, layer in layers.items() if name != array.name):
         return None
-    found = _zarr_arrays_in(array)
-    same = len(found) == 1 and (found[0].shape, found[0].dtype) == (array.shape, array.dtype)
-    return found[0] if same else None
+    stored = _zarr_arrays_in(array)
+    same = len(stored) == 1 and (stored[0].shape, stored[0].dtype) == (array.shape, array.dtype)
+    return stored[0] if same else None
 
 
-def zarr_beneath(array: da.Array) -> list[RangeSource]:
+def zarr_sources_in(array: da.Array) -> list[RangeSource]:
     """Return the zarr arrays that the tasks of a dask array read, each through the store of its task."""
-    return [source_in(found.store, found) for found in _zarr_arrays_in(array)]
+    return [source_in(stored.store, stored) for stored in _zarr_arrays_in(array)]
 
 
 def _zarr_arrays_in(array: da.Array) -> list[zarr.Array[Any]]:
@@ -328,5 +330,5 @@ def _zarr_arrays_in(array: da.Array) -> list[zarr.Array[Any]]:
             candidates += [argument for argument, _ in layer.indices]
         elif isinstance(layer, MaterializedLayer):
             candidates += [getattr(value, "value", value) for value in dict(layer).values()]
-    unlike = {id(candidate): candidate for candidate in candidates if isinstance(candidate, zarr.Array)}
-    return list(unlike.values())
+    by_identity = {id(candidate): candidate for candidate in candidates if isinstance(candidate, zarr.Array)}
+    return list(by_identity.values())

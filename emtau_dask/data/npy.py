@@ -45,13 +45,13 @@ class NpyHeader:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def peak_bytes(self, n_rows: int) -> int:
-        """Return an upper bound of the bytes that reading holds: twice the rows."""
+        """Return an upper bound of the memory for a read of rows (bytes): twice the rows."""
         return 2 * self.row_bytes * n_rows + 2**20
 
     def rows(self, start: int, stop: int, read: Callable[[int, int], NDArray[np.uint8]]) -> NDArray[Any]:
         """Return rows ``start`` to ``stop``; ``read(begin, size)`` returns so many bytes of the file.
 
-        They are one range, or one for each feature where the file is by column.
+        They are one range, or one for each feature if the file is by column.
         """
         shape, width = (stop - start, *self.shape[1:]), math.prod(self.shape[1:])
         if not math.prod(shape):
@@ -73,7 +73,7 @@ class NpyHeader:
 
 
 def _header(beginning: bytes) -> NpyHeader:
-    """Return the header at the beginning of a file; raises ValueError where there is none."""
+    """Return the header at the beginning of a file; raises ValueError if there is none."""
     if beginning.startswith(b"PK"):
         raise ValueError(
             "it is an .npz archive; take its array out: numpy.save(path, numpy.load(path)[name])"
@@ -91,7 +91,7 @@ def _header(beginning: bytes) -> NpyHeader:
 
 
 def _check_size(header: NpyHeader, size: int) -> None:
-    """Raise ValueError where a file of ``size`` bytes is too short."""
+    """Raise ValueError if a file of ``size`` bytes is too short."""
     if size < header.end:
         raise ValueError(f"it has {size:,} bytes of {header.end:,}")
 
@@ -100,9 +100,8 @@ def _check_size(header: NpyHeader, size: int) -> None:
 class NpyReader(RangeReader):
     """Reads byte ranges of a local ``.npy`` file.
 
-    A file stored by row that is too large for the page cache is read past it. The header is parsed where the
-    bytes at the ``beginning`` are no longer those it was parsed from, and not by each of the threads that
-    read: Python 3.11 may fail where several parse at a time.
+    A file stored by row that is too large for the page cache is read past it. The header is parsed again only
+    if the bytes at the ``beginning`` have changed: Python 3.11 may fail if several threads parse at once.
     """
 
     path: str
@@ -118,7 +117,7 @@ class NpyReader(RangeReader):
         _check_size(header, size)
         return cls(str(Path(path).absolute()), header, beginning[: header.begin])
 
-    def _header_now(self, descriptor: int, size: int) -> NpyHeader:
+    def _current_header(self, descriptor: int, size: int) -> NpyHeader:
         beginning = os.pread(descriptor, HEADER_BYTES, 0)
         header = self.header if beginning.startswith(self.beginning) else _header(beginning)
         _check_size(header, size)
@@ -127,17 +126,17 @@ class NpyReader(RangeReader):
     def read(self, start: int, stop: int) -> Loaded:
         """Return the rows, of whatever file is there now."""
         with read_errors(self.path, remote=False), opened_regular(self.path) as (descriptor, size):
-            header = self._header_now(descriptor, size)
+            header = self._current_header(descriptor, size)
 
-            def values(begin: int, wanted: int) -> NDArray[np.uint8]:
-                found = None
-                if wanted >= LEAST_BYTES and not header.by_column and passes_cache(size):
-                    found = read_directly(Path(self.path), begin, wanted)
-                if found is None:
-                    found = np.empty(wanted, np.uint8)
-                    if fill(found, wanted, descriptor, begin) < wanted:
-                        raise ValueError(f"it ends before byte {begin + wanted:,}")
-                return found
+            def values(begin: int, n_bytes: int) -> NDArray[np.uint8]:
+                read = None
+                if n_bytes >= LEAST_BYTES and not header.by_column and passes_cache(size):
+                    read = read_directly(Path(self.path), begin, n_bytes)
+                if read is None:
+                    read = np.empty(n_bytes, np.uint8)
+                    if fill(read, n_bytes, descriptor, begin) < n_bytes:
+                        raise ValueError(f"it ends before byte {begin + n_bytes:,}")
+                return read
 
             rows = header.rows(start, stop, values)
         return Loaded(rows, rows.nbytes)
@@ -145,7 +144,7 @@ class NpyReader(RangeReader):
     def identity(self) -> str:
         """Return the file's size and header."""
         with read_errors(self.path, remote=False), opened_regular(self.path) as (descriptor, size):
-            return self._header_now(descriptor, size).of_file(size)
+            return self._current_header(descriptor, size).of_file(size)
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes that `read` holds."""
@@ -160,7 +159,7 @@ class UrlNpyReader(RangeReader):
     header: NpyHeader
 
     def read(self, start: int, stop: int) -> Loaded:
-        """Return the rows, read as one range; as one for each feature where the file is by column."""
+        """Return the rows, read as one range, or as one for each feature if the file is by column."""
         with read_errors(str(self.url), remote=True):
             rows = self.header.rows(
                 start,
@@ -180,7 +179,7 @@ class UrlNpyReader(RangeReader):
 
 
 def _remote_header(url: Url) -> tuple[NpyHeader, int | None]:
-    """Return the header, and the file's size in bytes, None where the server does not tell it."""
+    """Return the header, and the file's size in bytes, None if the server does not tell it."""
     with read_errors(f"the header of {url}", remote=True):
         size = url.info()["size"]
         first = HEADER_BYTES if size is None else min(HEADER_BYTES, size)

@@ -1,4 +1,4 @@
-"""From whatever a user has to a `Source`; several sources as one."""
+"""Opens stored rows and arrays of the user as a `Source`, and joins several sources."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.data.csv import CsvTable, ReadObserver, is_csv, open_csv
-from emtau_dask.data.dask_arrays import GraphSource, plain_memory_of, plain_zarr_of
+from emtau_dask.data.dask_arrays import GraphSource, numpy_blocks_of, unchanged_zarr_array
 from emtau_dask.data.npy import npy_source
-from emtau_dask.data.parquet import is_parquet, open_parquet, parquet_names
+from emtau_dask.data.parquet import open_parquet, parquet_names
+from emtau_dask.data.parquet_files import is_parquet
 from emtau_dask.data.source import (
     ChunkRange,
     ChunkReader,
@@ -42,7 +43,7 @@ from emtau_dask.storage.urls import is_url, suffix_of
 
 @dataclass(frozen=True)
 class JoinedRows(RangeReader):
-    """Reads rows from the parts that hold them; ``ends`` are the numbers of rows up to the end of each."""
+    """Reads rows from the parts that hold them; part i ends before row ``ends[i]``."""
 
     parts: tuple[RangeReader, ...]
     ends: tuple[int, ...]
@@ -54,16 +55,16 @@ class JoinedRows(RangeReader):
         read = [part.read(begin, end) for part, begin, end in self._touched(start, stop)]
         if not read:
             return Loaded(np.empty((0, *self.shape[1:]), self.dtype), 0)
-        rows = read[0].values if len(read) == 1 else np.concatenate([found.values for found in read])
-        # Nulls of parquet make a column of integers one of floating-point numbers when it is read.
+        rows = read[0].values if len(read) == 1 else np.concatenate([each.values for each in read])
+        # An integer column of parquet that has nulls is read as floating-point numbers.
         rows = rows.astype(np.result_type(rows.dtype, self.dtype), copy=False)
-        unstored = reduce(Unstored.and_those, (found.unstored for found in read))
-        return Loaded(rows, sum(found.bytes_read for found in read), unstored)
+        unstored = reduce(Unstored.and_those, (each.unstored for each in read))
+        return Loaded(rows, sum(each.bytes_read for each in read), unstored)
 
     def identity(self) -> str:
         """Return the number of the parts, and a digest of their identities and lengths."""
-        seen = repr(([part.identity() for part in self.parts], self.ends))
-        return f"{len(self.parts)} parts, SHA-256 {sha256(seen.encode()).hexdigest()}"
+        identities = repr(([part.identity() for part in self.parts], self.ends))
+        return f"{len(self.parts)} parts, SHA-256 {sha256(identities.encode()).hexdigest()}"
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes that `read` holds: those of all parts, and the rows twice."""
@@ -72,7 +73,7 @@ class JoinedRows(RangeReader):
         return sum(touched) + 2 * (stop - start) * row_bytes
 
     def _touched(self, start: int, stop: int) -> Iterator[tuple[RangeReader, int, int]]:
-        """Yield the parts that have any of the rows, and which of theirs these are."""
+        """Yield each part that has some of the rows, with the begin and end of these in the part."""
         for number in range(bisect_right(self.ends, start), len(self.parts)):
             before = self.ends[number - 1] if number else 0
             begin, end = max(start, before), min(stop, self.ends[number])
@@ -88,7 +89,7 @@ def joined(sources: Sequence[RangeSource], places: Sequence[str]) -> RangeSource
     Raises
     ------
     InvalidDataError
-        They have other numbers of features, or other names of these.
+        Their numbers of features differ, or the names of these.
     """
     first = sources[0]
     for source, place in zip(sources, places, strict=True):
@@ -127,25 +128,25 @@ def open_source(
     Parameters
     ----------
     place : str or sequence of str
-        A zarr array or group, a ``.npy`` file, a parquet file or folder, or a CSV table: a local
-        path, or an fsspec URL such as ``s3://bucket/rows.zarr``; a pattern that several match, or a list:
-        their rows in that order, see `paths_at`.
+        A zarr array or group, a ``.npy`` file, a parquet file or folder, or a CSV table, as a local
+        path or an fsspec URL such as ``s3://bucket/rows.zarr``. A pattern or a list gives the rows of several
+        in that order; see `paths_at`.
     array : str, optional
         The member of zarr groups.
     columns : sequence of str, optional
         Columns of parquet or CSV that are the features; by default all but the index of a DataFrame.
     observer : ReadObserver, optional
-        Told how far CSV is read.
+        Is notified of how much of a CSV table has been read.
 
     Returns
     -------
     Source
-        Only metadata have been read, but of CSV all rows.
+        Only metadata have been read; of CSV, all rows.
 
     Raises
     ------
     InvalidDataError
-        Nothing is there, or it is none of these, or it cannot be read, or several do not fit together.
+        Nothing is there, it has another format, it cannot be read, or the features of several differ.
     """
     paths = paths_at(place)
     for path in paths:
@@ -171,7 +172,7 @@ def _open_one(
     if is_csv(path):
         return open_csv(path, columns, observer=observer)
     if columns is not None:
-        raise InvalidDataError(f"{path}: columns can be chosen for parquet and CSV only; leave them out.")
+        raise InvalidDataError(f"{path}: columns can be chosen for parquet and CSV only; remove columns.")
     if suffix_of(path) in NPY.endings:
         return npy_source(path)
     check_readable(path, array)
@@ -179,12 +180,12 @@ def _open_one(
 
 
 def has_columns(place: Place) -> bool:
-    """Return whether all of a place is of formats whose columns have names: parquet and CSV."""
+    """Return whether all files of a place are parquet or CSV, whose columns may have names."""
     return all(is_parquet(path) or is_csv(path) for path in paths_at(place))
 
 
 def columns_of_fit(place: Place, names: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the ``names`` of a fit's features where the columns of a place have names, else None."""
+    """Return the ``names`` of a fit's features if the columns of a place have names, else None."""
     if names is None or not has_columns(place):
         return None
     unnamed = any(is_csv(path) and not CsvTable.at(path, names).named for path in paths_at(place))
@@ -192,7 +193,7 @@ def columns_of_fit(place: Place, names: Sequence[str] | None) -> Sequence[str] |
 
 
 def column_names(place: Place) -> tuple[str, ...]:
-    """Return the columns that are features by default, of a place that `has_columns`; () where unnamed.
+    """Return the columns of a place that are features by default; () if they have no names.
 
     Warns and raises as `open_source`.
     """
@@ -201,7 +202,7 @@ def column_names(place: Place) -> tuple[str, ...]:
 
 
 def open_column(place: Place, name: str | None, observer: ReadObserver | None = None) -> RangeSource:
-    """Open a column of a place that `has_columns`, by default its only one, as a source of shape (n,).
+    """Open one column of parquet or CSV, by default the only one, as a source of shape (n,).
 
     Raises as `open_source`.
     """
@@ -220,14 +221,14 @@ def is_lazy(data: object) -> bool:
 
 def unlabelled(data: Any) -> Any:
     """Return the dask array in an xarray DataArray; anything else as it is, also a DataArray in memory."""
-    xarray = sys.modules.get("xarray")  # Data of it exist only where it has been imported.
+    xarray = sys.modules.get("xarray")  # Data of it exist only if it has been imported.
     if xarray is None or not isinstance(data, xarray.DataArray) or data.chunks is None:
         return data
     return data.data
 
 
 def as_source(data: Any, *, ndim: int, what: str) -> Source:
-    """Return ``data`` as a source after checking its axes and dtype.
+    """Check the axes and the dtype of ``data``, and return it as a source.
 
     Parameters
     ----------
@@ -258,10 +259,10 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
                 f"over it. Call {what}.compute_chunk_sizes() once to avoid that."
             )
             data = data.copy().compute_chunk_sizes()
-        plain = plain_zarr_of(data)
-        if plain is not None:
-            return zarr_source(plain, data.chunks[0])
-        return plain_memory_of(data) or GraphSource(data)
+        stored = unchanged_zarr_array(data)
+        if stored is not None:
+            return zarr_source(stored, data.chunks[0])
+        return numpy_blocks_of(data) or GraphSource(data)
     if isinstance(data, (RangeSource, GraphSource)):
         source: Source = data
     elif isinstance(data, zarr.Array):

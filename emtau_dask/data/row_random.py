@@ -16,15 +16,16 @@ from emtau_dask.data.source import ChunkRange
 from emtau_dask.mixture.linalg import Floats, Ints
 
 BLOCK = 2**13
-"""Rows whose numbers are mixed together: what fits in a cache."""
+"""Number of rows that are hashed at a time, so that they stay in the processor's cache."""
 GOLDEN, FIRST, SECOND = (
     np.uint64(0x9E3779B97F4A7C15),
     np.uint64(0xBF58476D1CE4E5B9),
     np.uint64(0x94D049BB133111EB),
 )
 MEMBERSHIP, ACTIVITY = 1, 2
-"""What the numbers of rows are drawn for; each is a stream of its own."""
+"""Purposes of hashed numbers; each has an independent stream."""
 RESPONSIBILITY, PRIORITY = 1, 2
+"""Purposes of Philox numbers; each has an independent stream."""
 _DRAWS_PER_COUNT = 4
 
 
@@ -56,7 +57,7 @@ def hashed_uniforms(keys: tuple[int, ...], rows: Ints) -> Floats:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples that each hold those before: a row is in all whose share is above its number.
+    """Nested samples: a row with the number u in [0, 1) is in every sample whose share is above u.
 
     Attributes
     ----------
@@ -73,13 +74,13 @@ class Samples:
         """The names under which the rows of the samples are cached."""
         return tuple(f"sample {level}" for level in range(len(self.shares)))
 
-    def positions(self, chunk_range: ChunkRange, present: Ints) -> list[Ints]:
-        """Return, for each sample, which of the positions ``present`` of a chunk are in it."""
-        numbers = self.numbers(chunk_range, present)
-        return [present[numbers < share] for share in self.shares]
+    def positions(self, chunk_range: ChunkRange, positions: Ints) -> list[Ints]:
+        """Return, for each sample, which of the ``positions`` of a chunk are in it."""
+        numbers = self.numbers(chunk_range, positions)
+        return [positions[numbers < share] for share in self.shares]
 
-    def below(self, chunk_range: ChunkRange, positions: Ints, share: float) -> Ints:
-        """Return which of the positions are in a sample of a share of its own."""
+    def within_share(self, chunk_range: ChunkRange, positions: Ints, share: float) -> Ints:
+        """Return which of the positions are in a sample with the given share of all rows."""
         return positions[self.numbers(chunk_range, positions) < share]
 
     def numbers(self, chunk_range: ChunkRange, positions: Ints) -> Floats:
@@ -93,12 +94,12 @@ def row_uniforms(seed: int, purpose: int, start: int, stop: int, width: int) -> 
     Parameters
     ----------
     seed : int
-        Non-negative, below 2**64.
+        Non-negative, within_share 2**64.
     purpose : int
-        `RESPONSIBILITY` or `PRIORITY`; each is a stream of its own.
+        `RESPONSIBILITY` or `PRIORITY`.
     start, stop : int
     width : int
-        How many numbers a row has.
+        Number of values for each row.
 
     Returns
     -------

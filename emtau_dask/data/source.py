@@ -4,7 +4,7 @@ A source is either *addressable* (a task gets a small reader and the range of a 
 itself) or a *graph* (tasks of the user's own compute a chunk, and the fit's task depends on them). Both are
 used alike: an addressable source has no references and an empty graph.
 
-Values are known again by a digest, XXH3 with 128 bits:
+Values are recognised by a digest, XXH3 with 128 bits:
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 """
 
@@ -24,13 +24,15 @@ from xxhash import xxh3_128
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 
 CHUNK_BYTES = 2**24
+"""Maximum size of a chunk (bytes) if the stored data have no chunks of their own."""
 MAX_CHUNKS = 2**20
-"""The most chunks that are read; a fit keeps some hundred bytes for each."""
+"""Maximum number of chunks of a source; a fit keeps some hundred bytes for each."""
 DIGEST_BYTES = 16
 STEP_BYTES = 2**16
-"""Taken at a time: for more, xxhash lets go of the interpreter's lock, and has to wait for it again."""
+"""Bytes hashed at a time. With more, xxhash releases the interpreter's lock, and waits to acquire it
+again."""
 COPIED_BYTES = 2**20
-"""Of values in another memory order, which are copied piece by piece."""
+"""Bytes copied at a time to hash values that are not in C order."""
 
 
 def check_dtype(dtype: np.dtype[Any], what: str) -> None:
@@ -85,7 +87,7 @@ def equal_chunks(n_rows: int, chunk_rows: int, what: str) -> tuple[int, ...]:
     if -(-n_rows // chunk_rows) > MAX_CHUNKS:
         raise InvalidDataError(
             f"{what} has {n_rows:,} rows in chunks of {chunk_rows:,}; at most {MAX_CHUNKS:,} chunks are "
-            "read. Write it again with more rows in a chunk."
+            "allowed. Write it again with more rows in a chunk."
         )
     return tuple(min(chunk_rows, n_rows - start) for start in range(0, n_rows, chunk_rows))
 
@@ -123,14 +125,14 @@ def chunk_ranges(chunk_rows: Sequence[int]) -> dict[int, ChunkRange]:
 
 
 class Unstored(NamedTuple):
-    """How many of ``of`` chunks of a zarr array are not stored, so that zarr reads them as ``value``."""
+    """Of ``of`` chunks of a zarr array, ``chunks`` are not stored, so that zarr reads them as ``value``."""
 
     chunks: int = 0
     of: int = 0
     value: str = ""
 
     def and_those(self, other: Unstored) -> Unstored:
-        """Return both numbers, each added to another part's."""
+        """Return the sums of the numbers of two parts."""
         return Unstored(self.chunks + other.chunks, self.of + other.of, self.value or other.value)
 
 
@@ -144,12 +146,12 @@ class Loaded(NamedTuple):
     ----------
     values : ndarray
     bytes_read : int
-        The stored bytes that were read for them.
+        Stored bytes that were read.
     unstored : Unstored
-        What of them is not stored.
+        Chunks that are not stored.
     made_on : str
-        Where a graph of the user's own computed the values: the kind of CPU and versions of libraries, on
-        which last bits may depend. Empty for values that are stored or in memory.
+        If tasks of the user computed the values: the kind of CPU and versions of libraries, on which last
+        bits may depend. Empty for values that are stored or in memory.
     """
 
     values: NDArray[Any]
@@ -159,7 +161,7 @@ class Loaded(NamedTuple):
 
 
 class ChunkReader(Protocol):
-    """What tasks take along to turn a chunk's range into rows; small and picklable."""
+    """Reads the rows of a chunk inside a task; small and picklable."""
 
     def load(self, chunk_range: ChunkRange, blocks: Sequence[NDArray[Any]]) -> Loaded:
         """Return a chunk's values.
@@ -173,11 +175,11 @@ class Source(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows, and features where there are any."""
+        """Rows, and features if there are any."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the rows as they are stored."""
+        """The type of the rows as stored."""
 
     @property
     def chunk_rows(self) -> tuple[int, ...]:
@@ -233,8 +235,8 @@ class RangeReader(ChunkReader, Protocol):
 class RangeSource:
     """An addressable source over a `RangeReader`.
 
-    ``names`` are its features', if they have any. ``chosen`` says for people what was taken of the place that
-    was opened, such as an array of a group; "" where that was all there is.
+    ``names`` are those of its features, if they have any. ``chosen`` is a text for people that names the part
+    of the opened place that is read, such as an array of a group; "" for all of it.
     """
 
     addressable = True
@@ -289,14 +291,14 @@ class RowsInMemory(RangeReader):
         self._ends = list(accumulate(len(block) for block in blocks))
 
     def read(self, start: int, stop: int) -> Loaded:
-        """Return a view where one block has all the rows, else a copy."""
-        found: list[NDArray[Any]] = []
+        """Return a view if one block has all the rows, else a copy."""
+        parts: list[NDArray[Any]] = []
         block = min(bisect_right(self._ends, start), len(self._blocks) - 1)
-        while not found or stop > self._ends[block - 1]:
+        while not parts or stop > self._ends[block - 1]:
             before = self._ends[block] - len(self._blocks[block])
-            found.append(self._blocks[block][max(0, start - before) : stop - before])
+            parts.append(self._blocks[block][max(0, start - before) : stop - before])
             block += 1
-        rows = found[0] if len(found) == 1 else np.concatenate(found)
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return Loaded(rows, rows.nbytes)
 
     def identity(self) -> str:
@@ -315,7 +317,7 @@ def memory_source(array: NDArray[Any]) -> RangeSource:
 
 
 class GrowingDigest:
-    """The digest of an array, fed with its rows from the first on while they are in the cache for other work.
+    """The digest of an array. Its rows are fed in order, while they are in the processor's cache anyway.
 
     Parameters
     ----------
@@ -328,13 +330,13 @@ class GrowingDigest:
         self._hash = xxh3_128(f"{values.dtype.str} {values.shape}".encode())
 
     def feed(self, begin: int, rows: NDArray[Any]) -> None:
-        """Take the rows from number ``begin`` on, of the array's dtype, where they are the next ones."""
+        """Add the rows from number ``begin`` on, of the array's dtype, if they are the next ones."""
         if begin == self._fed:
             self._take(np.ascontiguousarray(rows))
             self._fed += len(rows)
 
     def digest(self) -> bytes:
-        """Return the 16 bytes of all values, those included that it was not fed with."""
+        """Return the digest of all values (16 bytes), after adding those that were not fed."""
         values, fed = self._values, self._fed
         if values.flags.c_contiguous and fed < len(values):
             self._take(values[fed:])

@@ -1,11 +1,11 @@
-"""Zarr arrays as sources: chunks read and decoded, within a budget of memory.
+"""Zarr arrays as sources: chunks are read and decoded within a budget of memory.
 
 While zarr reads a chunk it holds the stored bytes, the decoded chunk, and the array that it copies into:
 two or three times the chunk. With chunks of 128 MB two reads at once take more than the fit itself. So
-reads share a budget; small chunks are still read side by side.
+reads share a budget; small chunks are still read at the same time.
 
-Rows that are all of one chunk in a local file, uncompressed or by one fast codec, are decoded here: zarr
-takes up to three times as long, most of it to copy.
+If the wanted rows are one whole chunk in a local file, uncompressed or with one fast codec, this module
+decodes them: zarr takes up to three times as long, most of it to copy.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from emtau_dask.storage.urls import Url, UrlStore, is_url
 from emtau_dask.storage.zarr_check import Found, StoredArray, StrictStore, attributes_at, document_at
 
 READ_BYTES = 2**28
-"""The budget of a process."""
+"""Budget of a process for reads at the same time (bytes)."""
 MANY_CHUNKS = 2**16
-"""Of more row chunks than these, small ones are read in groups."""
-GROUPED = 2**12
-"""The most chunks in such a group: zarr takes some kilobytes for each."""
+"""Maximum number of row chunks that are read one by one. If there are more, small ones are read in groups."""
+MAX_GROUPED = 2**12
+"""Maximum number of chunks in a group: zarr takes some kilobytes for each."""
 BOUNDS = ("_bnds", "_bounds", "_vertices")
 """Endings of the names of arrays that hold the bounds of a coordinate (CF conventions, section 7.1)."""
 DECODERS = {"blosc": Blosc().decode, "lz4": LZ4().decode, "zstd": Zstd().decode}
@@ -54,12 +54,12 @@ DECODERS = {"blosc": Blosc().decode, "lz4": LZ4().decode, "zstd": Zstd().decode}
 
 
 class ReadBudget:
-    """Lets reads begin while they take at most ``limit`` bytes together; one alone always may."""
+    """Lets reads begin while they take at most ``limit`` bytes together; a single one is always allowed."""
 
     def __init__(self, limit: int = READ_BYTES) -> None:
         self.limit = limit
         self._taken = 0
-        self._lock = threading.Lock()  # An interrupt in a condition's own `with` could leave it taken.
+        self._lock = threading.Lock()  # An interrupt in a condition's own `with` could leave it locked.
         self._freed = threading.Condition(self._lock)
 
     @contextmanager
@@ -78,10 +78,10 @@ class ReadBudget:
 
 
 class CountingStore(StrictStore):
-    """The store during one read: it counts ``bytes_read``, and notes what is not stored.
+    """The store during one read: it counts ``bytes_read``, and records what is not stored.
 
-    ``lacking`` says which chunks objects lack, by key; None for an object that is not there. Only where
-    ``whole`` objects are read, local files are read as by `whole_file`.
+    ``lacking`` says by key which chunks an object lacks; None for an object that does not exist. Local files
+    are read by `whole_file` if ``whole`` objects are read.
     """
 
     def __init__(self, store: Store, layout: ZarrLayout, *, whole: bool) -> None:
@@ -108,31 +108,31 @@ class CountingStore(StrictStore):
         return value
 
     def local_bytes(self, path: Path, byte_range: ByteRequest | None = None) -> NDArray[np.uint8] | None:
-        """Do as `StrictStore.local_bytes`, or as `whole_file`."""
+        """Return the bytes of a local file, by `whole_file` if the object is read whole."""
         if self._whole and byte_range is None:
             return whole_file(self._layout, path)
         return super().local_bytes(path, byte_range)
 
 
 def whole_file(layout: ZarrLayout, path: Path) -> NDArray[np.uint8] | None:
-    """Return the bytes of a stored object, past the page cache if that could not hold all of the array's.
+    """Return the bytes of a stored object; None if it does not exist. Raises OSError.
 
-    None where nothing is there; raises OSError.
+    The page cache is bypassed if it could not hold the whole array.
     """
     with suppress(FileNotFoundError):
         if layout.object_bytes >= LEAST_BYTES and passes_cache(layout.n_objects * path.stat().st_size):
-            found = read_directly(path)
-            if found is not None:
-                return found
+            read = read_directly(path)
+            if read is not None:
+                return read
         return read_regular(path, 0, None)
     return None
 
 
 def check_whole(layout: ZarrLayout, key: str, data: NDArray[Any]) -> None:
-    """Raise ValueError for an object that was cut off, where decoding would not notice it.
+    """Raise ValueError for a truncated object that decoding would not notice.
 
-    Zarr takes an empty shard for one that is not stored. Blosc reads on beyond the end of a buffer, up to the
-    length that is stated in it.
+    Zarr treats an empty shard as one that is not stored. Blosc reads beyond the end of a buffer, up to the
+    length that its header states.
     """
     blosc = layout.outer == "blosc"
     if not len(data) or (blosc and int.from_bytes(data[12:16].tobytes(), "little") != len(data)):
@@ -151,15 +151,15 @@ class LocalChunks:
     Attributes
     ----------
     array : zarr.Array
-        Whose metadata name the files.
+        Its metadata name the files.
     layout : ZarrLayout
     dtype : dtype
     root : Path
-        Of the store.
+        Folder of the store.
     peak_bytes : int
-        Upper bound of the bytes held while one is read.
+        Upper bound of the bytes held while a chunk is read.
     unstored : Unstored
-        Of one that is stored.
+        The `Unstored` of a stored chunk.
     """
 
     array: zarr.Array[Any]
@@ -171,23 +171,26 @@ class LocalChunks:
 
     @classmethod
     def of(cls, array: zarr.Array[Any], layout: ZarrLayout, fill: str) -> LocalChunks | None:
-        """Return those of an array, whose fill value is written so; None where they are stored otherwise."""
+        """Return the chunks of an array with the fill value ``fill``; None if they are stored otherwise."""
         store = array.store
         if type(store) is not LocalStore or not layout.whole_rows or layout.outer not in ("", *DECODERS):
             return None
         peak_bytes = layout.peak_bytes(0, layout.chunks[0], copied=False, remote=False)
         return cls(array, layout, array.dtype, store.root, peak_bytes, Unstored(0, 1, fill))
 
-    def holding(self, start: int, stop: int) -> int | None:
-        """Return the chunk of which rows are all, or the last one's first ones; None where there is none."""
+    def chunk_of_rows(self, start: int, stop: int) -> int | None:
+        """Return the chunk that consists of exactly these rows; None if there is none.
+
+        The last chunk may extend beyond the last row.
+        """
         n_rows = self.layout.chunks[0]
         whole = start < stop == min(start + n_rows, self.layout.shape[0]) and start % n_rows == 0
         return start // n_rows if whole else None
 
     def read(self, chunk: int, n_rows: int) -> Loaded | None:
-        """Return the first rows of a chunk; None where it is absent, or of another size.
+        """Return the first rows of a chunk; None if it is not stored, or has another size.
 
-        Zarr then gives the fill value, or says what is wrong.
+        Then zarr reads it, and returns the fill value or raises.
         """
         array, layout = self.array, self.layout
         place = (chunk, *[0] * (len(layout.shape) - 1))
@@ -206,8 +209,8 @@ class LocalChunks:
 class ZarrReader(RangeReader):
     """Reads rows of a zarr array.
 
-    Rows that are all of one of the ``local`` chunks, if there are any, are decoded here. A ``remote`` store
-    may be reached by a network. What is not stored is read as the value of which ``fill`` is the text.
+    If the rows are one of the ``local`` chunks, it is decoded without zarr. A ``remote`` store may read from
+    a network. Chunks that are not stored are read as the value ``fill``.
     """
 
     stored: StoredArray
@@ -220,34 +223,34 @@ class ZarrReader(RangeReader):
     def of(cls, stored: StoredArray) -> ZarrReader:
         """Return the reader of an array."""
         array, layout = stored.array, ZarrLayout.of(stored)
-        # None in format 2 stands for the dtype's zero.
+        # None in format 2 means the dtype's zero.
         fill = "0" if array.fill_value is None else str(array.fill_value)
         local = LocalChunks.of(array, layout, fill) if layout.shape else None
         return cls(stored, layout, local, is_remote(array.store), fill)
 
     def read(self, start: int, stop: int) -> Loaded:
         """Return the rows; the bytes are the stored (compressed) ones."""
-        local, found = self.local, None
-        chunk = None if local is None else local.holding(start, stop)
+        local, loaded = self.local, None
+        chunk = None if local is None else local.chunk_of_rows(start, stop)
         try:
             if local is not None and chunk is not None:
                 with of_process(ReadBudget).reading(local.peak_bytes):
-                    found = local.read(chunk, stop - start)
-            if found is None:
+                    loaded = local.read(chunk, stop - start)
+            if loaded is None:
                 with of_process(ReadBudget).reading(self.peak_bytes(start, stop)):
-                    found = self._by_zarr(start, stop)
+                    loaded = self._read_by_zarr(start, stop)
         except Exception:
-            # Entered for errors alone, since every chunk comes this way.
+            # Entered for errors only, to save its time for every chunk.
             with read_errors(f"rows {start} to {stop} of {self._name}", remote=self.remote):
                 raise
-        return found
+        return loaded
 
-    def _by_zarr(self, start: int, stop: int) -> Loaded:
+    def _read_by_zarr(self, start: int, stop: int) -> Loaded:
         array, layout = self.stored.array, self.layout
         store = CountingStore(array.store, layout, whole=layout.is_whole_objects(start, stop))
         rows = np.asarray(self.stored.through(store)[start:stop])
         if store.lacking:
-            self.identity()  # It raises where the whole array is gone.
+            self.identity()  # It raises if the whole array is gone.
         skipped = len(array.path)
         places = {place_of_object(key[skipped:]): lacking for key, lacking in store.lacking.items()}
         return Loaded(
@@ -269,13 +272,13 @@ class ZarrReader(RangeReader):
 
     def peak_bytes(self, start: int, stop: int) -> int:
         """Return an upper bound of the bytes that `read` holds at once, the rows included."""
-        if self.local is not None and self.local.holding(start, stop) is not None:
+        if self.local is not None and self.local.chunk_of_rows(start, stop) is not None:
             return self.local.peak_bytes
         return self.layout.peak_bytes(start, stop, copied=True, remote=self.remote)
 
 
-def _wherever_it_is_read(store: Store) -> Store:
-    """Return a store with its absolute path if it is local: workers have other working directories."""
+def _with_absolute_path(store: Store) -> Store:
+    """Return the store with an absolute path if it is local: workers have other working directories."""
     if type(store) is LocalStore:
         return LocalStore(store.root.absolute(), read_only=store.read_only)
     if type(store) is ZipStore and store.read_only:
@@ -286,18 +289,18 @@ def _wherever_it_is_read(store: Store) -> Store:
 def zarr_source(array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = None) -> RangeSource:
     """Return the stored numbers of a zarr array, in these row chunks, by default its own (`own_chunk_rows`).
 
-    The array's own stored document says how it is read, however ``array`` was opened.
+    The array is read as its stored document says, however ``array`` was opened.
 
     Raises
     ------
     InvalidDataError
-        The document is gone or has changed, or it describes an array that is not read.
+        The document is gone or has changed, or it describes an array that cannot be read.
     """
-    return source_in(_wherever_it_is_read(array.store), array, chunk_rows)
+    return source_in(_with_absolute_path(array.store), array, chunk_rows)
 
 
 def source_in(store: Store, array: zarr.Array[Any], chunk_rows: tuple[int, ...] | None = None) -> RangeSource:
-    """Do as `zarr_source`, but read through ``store``, also where its path is relative."""
+    """Return what `zarr_source` returns, but read through ``store``, even if its path is relative."""
     with read_errors(f"the zarr array {StorePath(store, array.path)}", remote=is_remote(store)):
         found = document_at(store, array.path, (array.metadata.zarr_format,))
         if found is None or found.kind != "array":
@@ -318,8 +321,8 @@ def _source(store: Store, path: str, found: Found, chunk_rows: tuple[int, ...] |
     return RangeSource(reader, stored.array.shape, np.dtype(stored.array.dtype), chunk_rows)
 
 
-def _meant(store: Store, path: str, found: Found) -> RangeSource:
-    """Return what the numbers of an array mean, in its own row chunks."""
+def _decoded_source(store: Store, path: str, found: Found) -> RangeSource:
+    """Return the decoded numbers of an array (see `Packing`), in its own row chunks."""
     source = _source(store, path, found)
     attributes = attributes_at(store, path, found)
     fill = found.document.get("fill_value") if found.zarr_format == 2 else None
@@ -327,7 +330,7 @@ def _meant(store: Store, path: str, found: Found) -> RangeSource:
 
 
 def array_source(array: zarr.Array[Any]) -> RangeSource:
-    """Return what the numbers of a zarr array mean, as its attributes say; raises as `zarr_source`."""
+    """Return the numbers of a zarr array, decoded (see `Packing`); raises as `zarr_source`."""
     fill = array.fill_value if array.metadata.zarr_format == 2 else None
     packing = Packing.of(dict(array.attrs), fill, f"the zarr array {array.store_path}")
     return unpacked(zarr_source(array), packing)
@@ -336,14 +339,14 @@ def array_source(array: zarr.Array[Any]) -> RangeSource:
 def own_chunk_rows(layout: ZarrLayout, where: str) -> tuple[int, ...]:
     """Return the rows of an array's own row chunks, or of its shards, so that each is read once.
 
-    If there are more than 65,536, several consecutive small ones are one: what a fit keeps for each would
-    take more memory than its rows. Raises `InvalidDataError` for too many.
+    If there are more than 65,536, small consecutive ones are grouped: what a fit keeps for each would take
+    more memory than its rows. Raises `InvalidDataError` for too many.
     """
     if not layout.shape:
         return ()
     n_rows, unit = layout.shape[0], layout.stored[0]
     if -(-n_rows // unit) > MANY_CHUNKS:
-        most = min(CHUNK_BYTES // max(1, unit * layout.row_bytes), GROUPED // layout.chunks_across)
+        most = min(CHUNK_BYTES // max(1, unit * layout.row_bytes), MAX_GROUPED // layout.chunks_across)
         unit *= max(1, most)
     return equal_chunks(n_rows, unit, where)
 
@@ -356,13 +359,13 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
     path : str
         A local path or a URL.
     array : str or None
-        The group's member; by default ``"X"``, or the only array with two axes unless others have more, or it
-        holds the bounds of a coordinate.
+        The group's member. The default is ``"X"``, else the only array with two axes, unless another array
+        has more axes or its name is that of the bounds of a coordinate.
 
     Raises
     ------
     InvalidDataError
-        Nothing is there, or the group does not say which array is meant.
+        Nothing is there, or the group has no such default.
     """
     store = UrlStore(Url.of(path)) if is_url(path) else LocalStore(Path(path).absolute(), read_only=True)
     where = str(store) if is_remote(store) else path
@@ -375,15 +378,13 @@ def open_zarr(path: str, array: str | None) -> RangeSource:
         if found.kind == "group":
             return _member(store, "", found, array, where)
         if array is not None:
-            raise InvalidDataError(
-                f"{where} is a zarr array, not a group; leave out the array name {array!r}."
-            )
-        return _meant(store, "", found)
+            raise InvalidDataError(f"{where} is a zarr array, not a group; remove the array name {array!r}.")
+        return _decoded_source(store, "", found)
 
 
 def group_source(group: zarr.Group, array: str | None, where: str) -> RangeSource:
-    """Return a member of a zarr group, which errors call ``where``, as a source; see `open_zarr`."""
-    store = _wherever_it_is_read(group.store)
+    """Return a member of a zarr group, named ``where`` in errors, as a source; see `open_zarr`."""
+    store = _with_absolute_path(group.store)
     with read_errors(where, remote=is_remote(store)):
         found = document_at(store, group.path, (group.metadata.zarr_format,))
         if found is None:
@@ -402,22 +403,22 @@ def _member(store: Store, path: str, group: Found, array: str | None, where: str
         arrays = {each: found for each, found in members.items() if found and found.kind == "array"}
         axes = {each: len(found.document.get("shape", ())) for each, found in arrays.items()}
         tables = [each for each in arrays if axes[each] == 2]
-        wanted = None
+        problem = None
         if array is not None:
-            wanted = f"no array {array!r}"
+            problem = f"no array {array!r}"
         elif len(tables) != 1:
-            wanted = "no array 'X' and not exactly one with two axes"
+            problem = "no array 'X' and not exactly one with two axes"
         elif max(axes.values()) > 2 or tables[0].endswith(BOUNDS):
-            wanted = f"one array with two axes, {tables[0]!r}, which is hardly what is meant"
-        if wanted is not None:
+            problem = f"one array with two axes, {tables[0]!r}, which is hardly what is meant"
+        if problem is not None:
             raise InvalidDataError(
-                f"the zarr group {where} has {wanted}; its arrays are {sorted(arrays) or 'none'}. Name one "
+                f"the zarr group {where} has {problem}; its arrays are {sorted(arrays) or 'none'}. Name one "
                 "of them: --array NAME, in Python zarr.open_group(...)[NAME]; of a cube name the features: "
                 "--features A,B, in Python fit(xarray.open_zarr(...), features=['A', 'B'])."
             )
         (name,) = tables
         member = arrays[name]
-    source = _meant(store, f"{path}/{name}".lstrip("/"), member)
+    source = _decoded_source(store, f"{path}/{name}".lstrip("/"), member)
     return replace(source, chosen=f"the array {name!r} of {where}")
 
 

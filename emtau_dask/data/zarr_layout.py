@@ -1,4 +1,4 @@
-"""Which objects hold a zarr array's chunks, the memory they take, and which are not stored."""
+"""The layout of a zarr array: which objects hold its chunks, their memory, and which are not stored."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from emtau_dask.storage.zarr_check import SERIALIZERS, StoredArray
 COPYING = frozenset({"bz2", "gzip", "lzma", "zlib"})
 """Codecs that hold their input or their output twice."""
 CALL_BYTES = 2**12
-"""At most what zarr holds for each chunk beside its values."""
+"""Maximum memory of zarr for each chunk in addition to its values (bytes)."""
 OVERHEAD = 1.01
-"""At most how many times as long a compressor makes what it cannot compress."""
+"""Maximum growth of values that a compressor cannot compress (a factor)."""
 SLACK, SLACK_BYTES = 1.05, 2**22
-"""For what the allocator keeps of earlier chunks, and for what a read of no rows takes."""
+"""Factor for what the allocator keeps of earlier chunks, and bytes that a read of no rows takes."""
 ENTRY_BYTES, NOT_STORED = 16, 2**64 - 1
-"""Of a chunk in the index of a shard: its offset and its length, which both are this where there is none.
+"""Size of a chunk's entry in the index of a shard (bytes): its offset and its length. Both are ``NOT_STORED``
+if there is no such chunk.
 https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html"""
 CHECKSUM_BYTES = 4
 
@@ -56,40 +57,40 @@ class ShardIndex:
         )
 
     def lacking(self, value: Buffer, byte_range: ByteRequest | None) -> Bools | None:
-        """Return which chunks a shard lacks, from what a range of it was read as; None for another part."""
+        """Return which chunks a shard lacks; None if ``value``, read from ``byte_range``, has no index."""
         if byte_range is None:
             data = value[-self.size :] if self.at_end else value[: self.size]
         elif byte_range == (SuffixByteRequest(self.size) if self.at_end else RangeByteRequest(0, self.size)):
             data = value
         else:
             return None
-        if len(data) != self.size:  # Zarr will say so.
+        if len(data) != self.size:  # Zarr will raise.
             return None
         entries = np.frombuffer(data.to_bytes(), self.dtype, 2 * math.prod(self.shape))
-        found: Bools = (entries.reshape(*self.shape, 2) == NOT_STORED).all(axis=-1)
-        return found
+        lacks: Bools = (entries.reshape(*self.shape, 2) == NOT_STORED).all(axis=-1)
+        return lacks
 
 
 @dataclass(frozen=True)
 class ZarrLayout:
-    """How the rows of an array are stored, and so what reading them takes.
+    """How the rows of an array are stored, which determines the memory for reading them.
 
     Attributes
     ----------
     shape, chunks, stored : tuple of int
-        Of the array, of a chunk, which is decoded at a time, and of a stored object: a chunk, or a shard.
+        Shapes of the array, of a chunk (decoded at a time), and of a stored object (a chunk or a shard).
     row_bytes, chunk_bytes, object_bytes : int
-        Of the values in a row, a chunk and an object, decoded.
+        Decoded sizes of a row, a chunk and an object.
     n_objects : int
-        That hold all rows.
+        Number of objects that hold all rows.
     decoding : int
-        How many chunks are held, beside what is stored and the rows, while one is decoded.
+        Memory for decoding a chunk, in chunks, in addition to the stored bytes and the rows.
     outer : str
         The codec that encodes an object last; "" for none.
     whole_rows : bool
-        Whether a decoded chunk is laid out as its rows are, and has a codec at most.
+        Whether the bytes of a decoded chunk are those of its rows in C order, with at most one codec.
     index : ShardIndex or None
-        Of the shards, if there are any.
+        The index of a shard, if there are shards.
     """
 
     shape: tuple[int, ...]
@@ -105,9 +106,9 @@ class ZarrLayout:
     index: ShardIndex | None
 
     @classmethod
-    def of(cls, found: StoredArray) -> ZarrLayout:
+    def of(cls, stored_array: StoredArray) -> ZarrLayout:
         """Return the layout of an array."""
-        array, codecs = found.array, [name for name in found.codecs if name not in SERIALIZERS]
+        array, codecs = stored_array.array, [name for name in stored_array.codecs if name not in SERIALIZERS]
         stored = array.shards or array.chunks
         sharding = array.metadata.codecs[0] if array.shards and array.metadata.zarr_format == 3 else None
         swapped = getattr(array.serializer, "endian", None) not in (None, Endian(sys.byteorder))
@@ -132,11 +133,11 @@ class ZarrLayout:
 
     @property
     def chunks_across(self) -> int:
-        """Chunks that hold parts of one row."""
+        """Number of chunks that hold parts of one row."""
         return max(1, n_parts(self.shape[1:], self.chunks[1:]))
 
     def is_whole_objects(self, start: int, stop: int) -> bool:
-        """Return whether no stored object holds other rows as well."""
+        """Return whether the stored objects that hold these rows hold no others."""
         at_end = stop % self.stored[0] == 0 or stop == self.shape[0]
         return start % self.stored[0] == 0 and at_end
 
@@ -144,9 +145,9 @@ class ZarrLayout:
         """Return an upper bound of the bytes held at once while rows are read, the rows included.
 
         Chunks are read and decoded whole, as many at once as zarr's ``async.concurrency`` allows, and
-        ``copied`` into the rows. Of a shard, zarr first reads the stored bytes of all wanted chunks, decodes
-        them into an array for the shard, and copies this. The answer of a ``remote`` store is held in pieces
-        until it is complete.
+        ``copied`` into the rows. For a shard, zarr first reads the stored bytes of all wanted chunks, decodes
+        them into an array for the shard, and copies that array. The response of a ``remote`` store is held in
+        pieces until it is complete.
         """
         if stop <= start:
             return 0
@@ -176,32 +177,32 @@ def n_parts(shape: tuple[int, ...], part: tuple[int, ...]) -> int:
 
 
 def place_of_object(key: str) -> tuple[int, ...]:
-    """Return the place of a stored object along each axis, from its key below the array, such as c/7/0."""
+    """Return the position of a stored object along each axis, from its key below the array, such as c/7/0."""
     return tuple(map(int, re.findall(r"\d+", key)))
 
 
 def count_unstored(
     layout: ZarrLayout, start: int, stop: int, objects: Mapping[tuple[int, ...], Bools | None]
 ) -> tuple[int, int]:
-    """Return how many of the chunks that begin in some rows are not stored, and how many these are.
+    """Return how many of the chunks that begin in some rows are not stored, and how many begin there.
 
     Parameters
     ----------
     layout : ZarrLayout
     start, stop : int
     objects : mapping of tuple of int to ndarray of bool or None
-        Which chunks objects lack, by the object's place along each axis; None where it is not there at all.
+        Which chunks an object lacks, by the object's position along each axis; None if it does not exist.
     """
     rows, *widths = layout.chunks
     limits = [(-(-start // rows), -(-stop // rows))]
     limits += [(0, -(-size // width)) for size, width in zip(layout.shape[1:], widths, strict=True)]
     per_object = [stored // chunk for stored, chunk in zip(layout.stored, layout.chunks, strict=True)]
-    found = 0
+    n_unstored = 0
     for place, lacking in objects.items():
         here = tuple(
             slice(max(0, low - p * m), max(0, min(m, high - p * m)))
             for p, m, (low, high) in zip(place, per_object, limits, strict=True)
         )
         lacks = np.ones(per_object, np.bool_) if lacking is None else lacking
-        found += int(np.count_nonzero(lacks[here]))
-    return found, (limits[0][1] - limits[0][0]) * n_parts(layout.shape[1:], layout.chunks[1:])
+        n_unstored += int(np.count_nonzero(lacks[here]))
+    return n_unstored, (limits[0][1] - limits[0][0]) * n_parts(layout.shape[1:], layout.chunks[1:])

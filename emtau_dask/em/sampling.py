@@ -196,7 +196,7 @@ class _FirstSampleTask(DigestingTask["tuple[LoadedChunk, Ints]", RowSample]):
 
     def compute(self, item: ChunkRange, found: tuple[LoadedChunk, Ints]) -> RowSample:
         loaded, positions = found
-        positions = self.samples.below(item, positions, self.share)
+        positions = self.samples.within_share(item, positions, self.share)
         rows = np.empty((len(positions), loaded.rows.shape[1]))
         for where, block in loaded.blocks(positions, SCAN_ROWS):
             rows[where] = block

@@ -1,4 +1,4 @@
-"""What a fitted mixture says of some features where others are known."""
+"""Marginal and conditional mixtures of a fitted mixture, and the imputation of missing values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emtau_dask.constraints import integer, number
 from emtau_dask.em.history import FitHistory
 from emtau_dask.em.predict import RESPONSIBILITIES, conditional_means, imputation
 from emtau_dask.errors import InvalidDataError, UnusableRowError, short
-from emtau_dask.estimator.inputs import Chosen
+from emtau_dask.estimator.inputs import FeatureChoice
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Ints
@@ -24,15 +24,15 @@ from emtau_dask.settings import MARGINALISE, OF_ONE_FIT, RAISE
 
 
 class ConditionedMixture(FittedMixture):
-    """The methods of `GaussianMixture` that part its features into given ones and the rest."""
+    """The methods of `GaussianMixture` that divide its features into given ones and the others."""
 
     def marginal(self, features: Any) -> Self:
-        """Return the mixture of some features alone.
+        """Return the marginal mixture of some features.
 
         Parameters
         ----------
         features : sequence of int or str
-            Numbers of features, or their names where the fit had names, in the order of the new mixture.
+            Numbers of features, or their names if the fit had names, in the order of the new mixture.
 
         Returns
         -------
@@ -43,35 +43,35 @@ class ConditionedMixture(FittedMixture):
         Raises
         ------
         InvalidDataError
-            No feature, one that there is not, or one twice.
+            ``features`` is empty, or has an unknown or a repeated feature.
         """
         check_is_fitted(self)
         given = self._numbers_of(features)
         return self._of_features(Conditioning(self.parameters_, given).marginal, given)
 
     def condition(self, given: Any, values: Any = None) -> Self:
-        """Return the mixture of the other features where some features are known.
+        """Return the conditional mixture of the other features, given the values of some.
 
         Parameters
         ----------
         given : mapping of int or str to float, or sequence of int or str
-            The known features with their values, or without: then the values are ``values``. Features are
-            numbers, or names where the fit had names.
+            The known features with their values, or a sequence of features whose values are ``values``.
+            Features are numbers, or names if the fit had names.
         values : array-like of shape (n_given,), optional
-            Of a sequence of features, in its order.
+            The values for a sequence of features, in its order.
 
         Returns
         -------
         GaussianMixture
             Fitted, of the features that are not given, in their order, with the same components in the same
-            order. Its weights are the probabilities of the components under the given values; one below
-            2.2e-308 is 2.2e-308. As to its other attributes see `marginal`.
+            order. Its weights are the probabilities of the components under the given values, at least
+            2.2e-308. For its other attributes see `marginal`.
 
         Raises
         ------
         InvalidDataError
-            No feature, all features, one that there is not, or one twice; values that are no finite numbers,
-            or so far from every component that their density is 0 in float64.
+            There are no given features, or no others; a feature is unknown or repeated; a value is not a
+            finite number, or so far from every component that its density is 0 in float64.
 
         References
         ----------
@@ -87,7 +87,7 @@ class ConditionedMixture(FittedMixture):
         (2, 2)
         """
         check_is_fitted(self)
-        features, row = _parted(given, values)
+        features, row = _features_and_values(given, values)
         conditioning = self._conditioning(features)
         try:
             scored = RESPONSIBILITIES(row[np.newaxis], scoring_kernels(conditioning.marginal, compiled=False))
@@ -99,11 +99,11 @@ class ConditionedMixture(FittedMixture):
         return self._of_features(conditioning.at(row, scored[0]), conditioning.rest)
 
     def conditional_mean(self, X: Any, features: Any = None, *, columns: Any = None) -> Any:
-        """Return the expected values of the other features where some features are known, for many rows.
+        """Return the expected values of the other features, given some features of many rows.
 
         This is Gaussian mixture regression (Ghahramani and Jordan 1994, "Supervised learning from incomplete
-        data via an EM approach", section 4): of all functions of the given features the one with the least
-        mean squared error under the mixture.
+        data via an EM approach", section 4). It has the least mean squared error under the mixture of all
+        functions of the given features.
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class ConditionedMixture(FittedMixture):
             The known features, a column each. A str is the path or URL of stored rows, as for
             `GaussianMixture.fit`.
         features : sequence of int or str, optional
-            Which features the columns of X are, in their order. By default the names of X's columns, where X
+            The features that the columns of X are, in their order. By default the names of X's columns, if X
             has columns and the fit had names.
         columns : sequence of str, optional
             Columns of parquet or CSV; by default those with the names of ``features``.
@@ -124,29 +124,29 @@ class ConditionedMixture(FittedMixture):
         Raises
         ------
         InvalidDataError
-            No feature, all features, one that there is not, or one twice; X has not as many columns. For rows
-            with NaN or infinity it is raised when they are computed.
+            There are no given features, or no others; a feature is unknown or repeated; X has another number
+            of columns. For rows with NaN or infinity it is raised when they are computed.
         """
         check_is_fitted(self)
         if features is None:
             features = getattr(X, "columns", None)
             if features is None or not hasattr(self, "feature_names_in_"):
                 raise InvalidDataError(
-                    "features is None, but X has no names of columns, or the fit had none. Say which "
-                    "features are given, such as features=[0, 2]."
+                    "features is None, but X has no names of columns, or the fit had none. Name the given "
+                    "features, such as features=[0, 2]."
                 )
         conditioning = self._conditioning(features)
         marginal = self._of_features(conditioning.marginal, conditioning.given)
         called = "conditional_mean", "feature"
-        return marginal._lazy_or_not(
-            X, conditional_means(conditioning), Chosen(columns), called, missing=RAISE
+        return marginal._labelled_scores(
+            X, conditional_means(conditioning), FeatureChoice(columns), called, missing=RAISE
         )
 
     def impute(self, X: Any, *, columns: Any = None) -> Any:
-        """Return rows with expected values in the place of missing ones, which are NaN.
+        """Return rows with expected values in place of missing ones, which are NaN.
 
-        The expected value of what a row lacks, where the rest of the row is known; see `conditional_mean`. A
-        row that has nothing gets the mean of the mixture. What rows have stays as it is.
+        A missing value becomes its expectation given the other values of its row; see `conditional_mean`. A
+        row without any value becomes the mean of the mixture. Other values are not changed.
 
         Parameters
         ----------
@@ -161,15 +161,15 @@ class ConditionedMixture(FittedMixture):
         """
         check_is_fitted(self)
         called = "imputed", "feature"
-        return self._lazy_or_not(
-            X, imputation(self.n_features_in_), Chosen(columns), called, missing=MARGINALISE
+        return self._labelled_scores(
+            X, imputation(self.n_features_in_), FeatureChoice(columns), called, missing=MARGINALISE
         )
 
     def _conditioning(self, features: Any) -> Conditioning:
         given = self._numbers_of(features)
         if len(given) == self.n_features_in_:
             raise InvalidDataError(
-                f"all {len(given)} features are given, so that none is left. Leave one or more of them out."
+                f"all {len(given)} features are given, so none is left. Remove one or more of them."
             )
         return Conditioning(self.parameters_, given)
 
@@ -195,10 +195,10 @@ class ConditionedMixture(FittedMixture):
         """Return a fitted mixture of ``features`` of this one, with its settings."""
         own = {"n_components": parameters.n_components, "covariance_type": parameters.covariance_type}
         others = self.get_params(deep=False) | dict.fromkeys(OF_ONE_FIT) | {"warm_start": False}
-        made = type(self)(**others | own)
+        mixture = type(self)(**others | own)
         names = self.feature_names_in_[features] if hasattr(self, "feature_names_in_") else None
-        made._publish(parameters, FitHistory(()), self.stop_reason_, names)
-        return made
+        mixture._publish(parameters, FitHistory(()), self.stop_reason_, names)
+        return mixture
 
 
 def _number_of(feature: Any, names: Sequence[str], n_features: int) -> int:
@@ -217,28 +217,28 @@ def _number_of(feature: Any, names: Sequence[str], n_features: int) -> int:
     raise InvalidDataError(f"there is no feature {short(feature)}; the {listed} 0 to {n_features - 1}{meant}")
 
 
-def _parted(given: Any, values: Any) -> tuple[list[Any], Any]:
-    """Return features and their values (g,), of a mapping or of both; raises `InvalidDataError`."""
+def _features_and_values(given: Any, values: Any) -> tuple[list[Any], Any]:
+    """Return features and their values (g,), from a mapping or two sequences; raises `InvalidDataError`."""
     if isinstance(given, Mapping):
         if values is not None:
-            raise InvalidDataError("given has values, and so has `values`: give one of them.")
-        features, found = list(given), list(given.values())
+            raise InvalidDataError("given is a mapping with values, so `values` must be None; remove one.")
+        features, numbers = list(given), list(given.values())
     elif values is None or isinstance(given, str) or not np.iterable(given):
         raise InvalidDataError(
             "condition needs features and their values: condition({0: 1.5, 2: 0.3}), or "
             "condition([0, 2], values=[1.5, 0.3])."
         )
     else:
-        features, found = list(given), np.ravel(values).tolist()
-        if np.ndim(values) != 1 or len(found) != len(features):
+        features, numbers = list(given), np.ravel(values).tolist()
+        if np.ndim(values) != 1 or len(numbers) != len(features):
             raise InvalidDataError(
                 f"values has the shape {np.shape(values)}, but {len(features)} features are given: give one "
-                "value for each. For many rows there is conditional_mean."
+                "value for each. For many rows use conditional_mean."
             )
-    for feature, value in zip(features, found, strict=True):
+    for feature, value in zip(features, numbers, strict=True):
         if not number(-math.inf).holds(value):
             raise InvalidDataError(
-                f"feature {short(feature)} is given as {short(value)}; it must be a finite number. Leave a "
-                "feature out whose value is unknown."
+                f"feature {short(feature)} is given as {short(value)}; it must be a finite number. Remove a "
+                "feature whose value is unknown."
             )
-    return features, np.array(found, dtype=np.float64)
+    return features, np.array(numbers, dtype=np.float64)

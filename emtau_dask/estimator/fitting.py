@@ -1,4 +1,4 @@
-"""What surrounds a fit: settings, sources, state store, results, and how an unfinished fit goes on."""
+"""A fit of an estimator: its settings, sources and state store, and what it sets or reports at the end."""
 
 from __future__ import annotations
 
@@ -47,12 +47,19 @@ from emtau_dask.errors import (
     warn_user,
 )
 from emtau_dask.estimator.doubtful import DoubtfulColumns
-from emtau_dask.estimator.inputs import BY_DEFAULT, Chosen, Seeds, opened_data, opened_sources, settings_of
+from emtau_dask.estimator.inputs import (
+    BY_DEFAULT,
+    FeatureChoice,
+    Seeds,
+    opened_data,
+    opened_sources,
+    settings_of,
+)
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.executor import Executor, PassObserver
 from emtau_dask.execution.workers import check_picklable, differing_workers, verify_access
-from emtau_dask.interrupts import interrupt_saying, interruptible
+from emtau_dask.interrupts import interrupt_with_text, interruptible
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import check_means, check_precisions, check_weights, free_parameters
 from emtau_dask.policies.policy import ActivityPolicy, WeightedPolicy, checked_row_arrays
@@ -68,60 +75,61 @@ LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def as_it_was_unless_done(estimator: Any) -> Iterator[None]:
-    """Set back all attributes of the estimator where the block raises; an interrupt says how to go on."""
+def restored_on_failure(estimator: Any) -> Iterator[None]:
+    """Restore all attributes of the estimator if the block raises; an interrupt says how to continue."""
     before = dict(vars(estimator))
     try:
         with shutdown_named():
             yield
     except KeyboardInterrupt:
         estimator.__dict__ = before
-        raise interrupt_saying(shown(_going_on(estimator.checkpoint))) from None
+        raise interrupt_with_text(shown(_interrupt_text(estimator.checkpoint))) from None
     except BaseException:
         estimator.__dict__ = before
         raise
 
 
-def _going_on(checkpoint: Any) -> str:
-    """Return what an interrupted fit has left, and how to go on."""
-    left = "The fit was interrupted; the estimator is as it was before."
+def _interrupt_text(checkpoint: Any) -> str:
+    """Return the message of an interrupted fit: what can be resumed, and how."""
+    interrupted = "The fit was interrupted; the estimator is as it was before."
     if checkpoint is None:
         return (
-            f"{left} Without a checkpoint nothing of the fit was kept; with checkpoint=PATH it is committed "
-            "after every iteration, and GaussianMixture.resume(PATH, X) goes on."
+            f"{interrupted} Without a checkpoint nothing of the fit was kept. With checkpoint=PATH it is "
+            "committed after every iteration, and GaussianMixture.resume(PATH, X) continues it."
         )
     try:
         number = open_log(object_store(checkpoint)).last
     except EmtauError:
-        return f"{left} That was before the first commit, so there is nothing to resume; fit it again."
-    return f"{left} Go on from the last commit, {number}: GaussianMixture.resume({_named(checkpoint)}, X)."
+        return f"{interrupted} There was no commit yet, so there is nothing to resume; fit it again."
+    resume = f"GaussianMixture.resume({_checkpoint_text(checkpoint)}, X)"
+    return f"{interrupted} Continue from the last commit, {number}: {resume}."
 
 
-def _named(checkpoint: Any) -> str:
+def _checkpoint_text(checkpoint: Any) -> str:
     if isinstance(checkpoint, ObjectStore):
         return repr(checkpoint.location)
     return repr(str(checkpoint)) if isinstance(checkpoint, (str, Path)) else "checkpoint"
 
 
-def not_converged(estimator: Any) -> str:
-    """Return what a fit that ``max_iter`` stopped should say: how far it was, and how it goes on."""
+def not_converged_text(estimator: Any) -> str:
+    """Return the warning for a fit that ``max_iter`` stopped: its last change, and how to continue."""
     change, gap = estimator.history_.last_change, estimator.gap_
-    far = [
+    progress = [
         f"The lower bound last changed by {change:.2g} nats per row" if math.isfinite(change) else "",
         f"its estimated gap is {gap:.2g} nats per row" if math.isfinite(gap) else "",
         f"tol is {estimator.tol!r}",
     ]
-    how = "set_params(max_iter=..., warm_start=True).fit(X)"
+    remedy = "set_params(max_iter=..., warm_start=True).fit(X)"
     if estimator.checkpoint is not None:
-        how = f"GaussianMixture.resume({_named(estimator.checkpoint)}, X, max_iter=...)"
+        remedy = f"GaussianMixture.resume({_checkpoint_text(estimator.checkpoint)}, X, max_iter=...)"
     return (
         "Best performing initialization did not converge. Try different init parameters, or increase "
         "max_iter, tol, or check for degenerate data. "
-        f"{'; '.join(filter(None, far))}. To go on from here: {how}."
+        f"{'; '.join(filter(None, progress))}. To continue from here: {remedy}."
     )
 
 
-def _given(requested: Settings, n_features: int) -> GivenParameters:
+def _given_parameters(requested: Settings, n_features: int) -> GivenParameters:
     K, structure = requested.n_components, structure_named(requested.covariance_type)
     weights, means, precisions = requested.weights_init, requested.means_init, requested.precisions_init
     return GivenParameters(
@@ -131,13 +139,15 @@ def _given(requested: Settings, n_features: int) -> GivenParameters:
     )
 
 
-def _last_fit(estimator: FittedMixture, requested: Settings, n_features: int) -> GivenParameters:
+def _parameters_of_last_fit(
+    estimator: FittedMixture, requested: Settings, n_features: int
+) -> GivenParameters:
     parameters = estimator.parameters_
     expected = (requested.covariance_type, requested.n_components, n_features)
-    found = (parameters.covariance_type, parameters.n_components, parameters.n_features)
-    if found != expected:
+    last = (parameters.covariance_type, parameters.n_components, parameters.n_features)
+    if last != expected:
         raise InvalidDataError(
-            f"warm_start: the last fit had (covariance_type, components, features) = {found}, this one "
+            f"warm_start: the last fit had (covariance_type, components, features) = {last}, this one "
             f"has {expected}. Set warm_start=False, or use a new estimator."
         )
     precisions = parameters.covariances, parameters.precisions_cholesky
@@ -147,12 +157,15 @@ def _last_fit(estimator: FittedMixture, requested: Settings, n_features: int) ->
 def fit_settings(
     estimator: FittedMixture, requested: Settings, sources: FitSources, executor: Executor
 ) -> EmSettings:
-    """Return the settings of a fit, those in words resolved by the data's shape."""
+    """Return the settings of a fit; settings such as "auto" are resolved by the shape of the data."""
     n_rows, n_features = sources.rows.shape
     K, structure = requested.n_components, structure_named(requested.covariance_type)
     responsibilities = sources.responsibilities is not None
     warm = requested.warm_start and hasattr(estimator, "converged_") and not responsibilities
-    given = _last_fit(estimator, requested, n_features) if warm else _given(requested, n_features)
+    if warm:
+        given = _parameters_of_last_fit(estimator, requested, n_features)
+    else:
+        given = _given_parameters(requested, n_features)
     plan = automatic(n_rows, K, n_features, requested.covariance_type)
     policy = plan.policy if requested.automatic else as_policy(requested.algorithm)
     n_init = requested.n_init
@@ -163,12 +176,12 @@ def fit_settings(
     seeds = Seeds(estimator.random_state)
     runs = (0,) if responsibilities or given.whole else tuple(seeds.draw() for _ in range(n_init))
     weighted = isinstance(policy, WeightedPolicy)
-    quick = requested.acceleration == "quasi-newton" or (
+    accelerated = requested.acceleration == "quasi-newton" or (
         requested.acceleration == AUTO and (requested.automatic or weighted)
     )
     acceleration = None
-    if quick or weighted or requested.automatic:
-        memory = memory_for(structure, K, n_features) if quick else 0
+    if accelerated or weighted or requested.automatic:
+        memory = memory_for(structure, K, n_features) if accelerated else 0
         shares = plan.shares if requested.automatic and not responsibilities and not warm else ()
         acceleration = Acceleration(memory, Samples(runs[0], shares), plan.annealed)
         if plan.annealed and shares:
@@ -179,7 +192,7 @@ def fit_settings(
 
 
 def compiled_here(requested: Settings, sources: FitSources, executor: Executor) -> bool:
-    """Return whether a fit uses compiled loops; patterns of missing values go by NumPy."""
+    """Return whether a fit uses compiled loops; patterns of missing values are scored by NumPy."""
     return not marginalises(requested.missing) and worth_compiling(
         executor.client, sources.rows.shape, requested.covariance_type, requested.n_components
     )
@@ -193,11 +206,11 @@ def fit_session(
     sample_weight: Any,
     responsibilities_init: Any,
     *,
-    chosen: Chosen,
+    chosen: FeatureChoice,
     names: Sequence[str] | None = None,
     observer: FitObserver | None,
 ) -> Iterator[tuple[Executor, FitObserver, FitSources]]:
-    """Give the executor and the observer of a fit, and what it reads; see `opened_data` and `opened_sources`.
+    """Yield the executor, the observer and the sources of a fit; see `opened_data` and `opened_sources`.
 
     Raises
     ------
@@ -209,11 +222,12 @@ def fit_session(
     compile_setting()
     if not executor.in_process:
         check_picklable("the policy", policy)
-    with interruptible(), closed_after(observer or observer_for(estimator.verbose)) as watched:
-        data = opened_data(X, chosen, names, watched)
-        beside = sample_weight, responsibilities_init
-        with opened_sources(executor.client, estimator, data, *beside) as sources:
-            yield executor, watched, sources
+    with interruptible(), closed_after(observer or observer_for(estimator.verbose)) as fit_observer:
+        data = opened_data(X, chosen, names, fit_observer)
+        with opened_sources(
+            executor.client, estimator, data, sample_weight, responsibilities_init
+        ) as sources:
+            yield executor, fit_observer, sources
 
 
 def fit_estimator(
@@ -222,23 +236,23 @@ def fit_estimator(
     sample_weight: Any,
     responsibilities_init: Any,
     *,
-    chosen: Chosen = BY_DEFAULT,
+    chosen: FeatureChoice = BY_DEFAULT,
     run_config: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     observer: FitObserver | None = None,
 ) -> str | None:
-    """Fit an estimator and set its fitted attributes; see `GaussianMixture.fit`, also for what is raised.
+    """Fit an estimator and set its fitted attributes; raises as `GaussianMixture.fit`.
 
     Parameters
     ----------
-    chosen : Chosen
+    chosen : FeatureChoice
         See `opened_data`.
     run_config : mapping, optional
         The config of the command line, to be stored in the checkpoint.
     overwrite : bool
         Replace the run that the checkpoint holds.
     observer : FitObserver, optional
-        By default one that suits standard output.
+        By default the progress display that suits standard output.
 
     Returns
     -------
@@ -250,7 +264,7 @@ def fit_estimator(
     check_missing(requested, responsibilities=responsibilities_init is not None)
     checked_row_arrays(policy, requested.n_components, requested.max_iter)
     with (
-        as_it_was_unless_done(estimator),
+        restored_on_failure(estimator),
         fit_session(
             estimator,
             policy,
@@ -262,7 +276,7 @@ def fit_estimator(
         ) as (executor, observer, sources),
     ):
         settings = fit_settings(estimator, requested, sources, executor)
-        opening = _new_journal(estimator, settings, sources, run_config, overwrite, executor, observer)
+        opening = _new_state_store(estimator, settings, sources, run_config, overwrite, executor, observer)
         finished, state_store = run_fit("begins", estimator, settings, sources, executor, observer, opening)
         publish(estimator, finished)
     return state_store.run if isinstance(state_store, CheckpointStateStore) else None
@@ -279,7 +293,7 @@ def run_fit(
 ) -> tuple[FitState, J]:
     """Run a fit with the state store that ``opening`` opens; return its finished state and the store.
 
-    Where it runs in this process, what it needs is compiled from now on, while the state store reads.
+    A fit in this process compiles its loops in the background, while the state store is opened.
     """
     rows, features = sources.rows.shape
     if settings.compiled and executor.in_process:
@@ -306,7 +320,7 @@ def run_fit(
 
 
 @contextmanager
-def _new_journal(
+def _new_state_store(
     estimator: FittedMixture,
     settings: EmSettings,
     sources: FitSources,
@@ -321,7 +335,7 @@ def _new_journal(
     new = FitState(notes=(f"fitted to {chosen}",) if chosen else ())
     if estimator.checkpoint is None:
         with temporary_state_store(fields, len(rows.chunk_rows)) as temporary:
-            temporary.save(proved(executor, temporary.objects, sources, new), commit=False)
+            temporary.save(verified_access(executor, temporary.objects, sources, new), commit=False)
             yield temporary
         return
     content = None if run_config is None else dict(run_config)
@@ -337,7 +351,7 @@ def _new_journal(
     check_startable(objects, overwrite=overwrite)
     objects.prepare()
     warn_unless_exclusive(objects)
-    state = proved(executor, objects, sources, new)
+    state = verified_access(executor, objects, sources, new)
     verifier = DataVerifier()
     compare_samples(sources, verifier, executor, observer)
     log = start_log(objects, overwrite=overwrite)
@@ -349,9 +363,9 @@ def _new_journal(
 
 
 def fingerprints(sources: FitSources) -> dict[str, Any]:
-    """Return what all sources are, by the names of a manifest's fields; reads nothing of them."""
-    found = {name: fingerprint(source) for name, source in sources.named().items()}
-    return {"data": found.pop("X"), "sample_weight": None, "responsibilities_init": None, **found}
+    """Return the fingerprints of all sources, by the names of a manifest's fields; no rows are read."""
+    by_name = {name: fingerprint(source) for name, source in sources.named().items()}
+    return {"data": by_name.pop("X"), "sample_weight": None, "responsibilities_init": None, **by_name}
 
 
 def compare_samples(
@@ -362,13 +376,15 @@ def compare_samples(
         verifier.compare(sampled_digests(source, name, executor, observer), chunk_ranges(source.chunk_rows))
 
 
-def proved(executor: Executor, objects: ObjectStore | None, sources: FitSources, state: FitState) -> FitState:
-    """Verify that workers see the data and the objects; return the state with their notes."""
+def verified_access(
+    executor: Executor, objects: ObjectStore | None, sources: FitSources, state: FitState
+) -> FitState:
+    """Verify that workers see the data and the objects; return the state with the notes of that."""
     return with_notes(state, verify_access(executor.client, objects, sources.named()))
 
 
 def with_notes(state: FitState, notes: Sequence[str]) -> FitState:
-    """Return the state with the notes that are new to it, after warning of each."""
+    """Return the state with the notes that it does not have yet, after a warning of each."""
     new = [note for note in notes if note not in state.notes]
     for note in new:
         warn_user(note)

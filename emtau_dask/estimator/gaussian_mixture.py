@@ -9,13 +9,13 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask.em.settings import DEFAULT_TOL
 from emtau_dask.errors import warn_user
 from emtau_dask.estimator.conditioning import ConditionedMixture
-from emtau_dask.estimator.fitting import fit_estimator, not_converged
-from emtau_dask.estimator.inputs import Chosen
+from emtau_dask.estimator.fitting import fit_estimator, not_converged_text
+from emtau_dask.estimator.inputs import FeatureChoice
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.policies.registry import ALGORITHMS, as_policy
 
 FAR, GOOD_GAP = 100.0, 1e-9
-"""A fit that stops by tol is warned of where the gap is this many times larger, and worth a digit."""
+"""A fit that stops by tol warns if its gap is above FAR * tol and above GOOD_GAP (nats per row)."""
 
 
 class GaussianMixture(ConditionedMixture):
@@ -26,32 +26,32 @@ class GaussianMixture(ConditionedMixture):
     n_components : int, default=1
         Number of components K.
     covariance_type : {"full", "tied", "diag", "spherical", "tied_diag", "tied_spherical"}, default="full"
-        As in scikit-learn. With ``"tied_diag"`` all components have one variance in each feature, with
-        ``"tied_spherical"`` all have one variance (mclust's models EEI and EII).
+        As in scikit-learn. With ``"tied_diag"`` all components share one variance for each feature, with
+        ``"tied_spherical"`` they share a single variance (mclust's models EEI and EII).
     algorithm : {"auto", "em", "em-tau", "em-star", "em-lazy", "em-sampled"} or policy, default="auto"
         Which rows each E-step scores: a name, for the policy's defaults, or an
-        object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, `EMSampled`, or one's own with the
-        methods of `emtau_dask.policies.ActivityPolicy`. ``"auto"`` begins on samples where the data are
-        large, and goes on with `EMSampled` or `FullEM`: a fixed function of the numbers of rows, features
+        object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, `EMSampled`, or one of your own with the
+        methods of `emtau_dask.policies.ActivityPolicy`. ``"auto"`` begins on samples if the data are
+        large, and continues with `EMSampled` or `FullEM`: a fixed function of the numbers of rows, features
         and components and of the covariance type (see ``emtau_dask.em.settings``).
     tol : float, "auto" or "statistical", default="auto"
-        The fit stops when the lower bound changes by less from one full pass to the next; nats per row. 0
-        never stops by it. ``"statistical"`` stops when the estimated gap (see ``gap_``) is below
-        ``min(0.01 p/2N, 1/8N)`` for p free parameters and N rows: then sampling error is many times larger.
-        ``"auto"`` is ``"statistical"`` for ``algorithm="auto"`` where there are at least 10 rows for each
-        parameter, else 1e-5.
+        The fit stops when the lower bound changes by less than this from one full pass to the next (nats per
+        row). With 0 it never stops by tol. ``"statistical"`` stops when the estimated gap (see ``gap_``) is
+        below ``min(0.01 p/2N, 1/8N)`` for p free parameters and N rows: then sampling error is many times
+        larger. ``"auto"`` is ``"statistical"`` for ``algorithm="auto"`` if there are at least 10 rows for
+        each parameter, else 1e-5.
     reg_covar : float, default=1e-6
         Added to every variance.
     max_iter : int, default=500
-        M-steps, whatever share of the rows was scored for them. At most half of them are made on samples.
+        Maximum number of M-steps, whatever share of the rows was scored. At most half of them are on samples.
     n_init : int or "auto", default="auto"
         Number of starts; the fitted attributes are those of the start with the best final bound.
-        Where all starting parameters are given there is one start. Where a fit begins on samples, the starts
-        are compared on the first one, and only the best goes on. ``"auto"`` is 1, but 8 or 16 where
-        ``algorithm="auto"`` begins on a sample. It is 3 where rows are so few for each parameter that runs
-        are annealed; each start, a given one too, then has a run that is annealed and one that is not.
+        If all starting parameters are given there is one start. If a fit begins on samples, the starts are
+        compared on the first sample, and only the best continues. ``"auto"`` is 1, but 8 or 16 if
+        ``algorithm="auto"`` begins on a sample, and 3 if there are so few rows for each parameter that runs
+        are annealed. Then each start, also a given one, has one run with annealing and one without.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
-        Each needs bounded memory, and gives the same start for a seed under any chunking.
+        Each needs bounded memory, and gives the same start for the same seed under any chunking.
         ``"k-means++"`` and ``"random_from_data"`` assign every row to its nearest seed.
     weights_init : array-like of shape (n_components,), optional
         Above 0, summing to 1.
@@ -71,11 +71,11 @@ class GaussianMixture(ConditionedMixture):
     verbose : int, default=0
         1 prints progress to standard output.
     acceleration : {"auto", "quasi-newton"} or None, default="auto"
-        Whether quasi-Newton steps replace EM's own between passes over all rows (and on samples). One that
-        lowers the log-likelihood is refused. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
+        Whether quasi-Newton steps replace those of EM between passes over all rows (and on samples). A step
+        that lowers the log-likelihood is rejected. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
     missing : {"raise", "drop", "marginalise"}, default="raise"
-        What NaN means: an error; a row that takes no part; or a missing value, over which predictions and
-        scores integrate (also spelt ``"marginalize"``). With ``"drop"`` rows with NaN count as absent: they
+        What NaN means: an error; a row that is not used; or a missing value, over which predictions and
+        scores integrate (also spelt ``"marginalize"``). With ``"drop"`` rows with NaN
         have the label -1, and NaN as responsibilities and log-likelihoods. A fit integrates over missing
         values with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
 
@@ -95,22 +95,22 @@ class GaussianMixture(ConditionedMixture):
         Last lower bound of the log-likelihood that was accepted on a full pass, before the last M-step;
         nats per (weighted) row.
     lower_bounds_ : list of float
-        Of every iteration; those of samples and of sampled rows are estimates, see ``history_``.
+        The bound of every iteration; those of samples and of sampled rows are estimates, see ``history_``.
     gap_ : float
-        Estimated nats per row that a stationary point of the log-likelihood lies above the last full pass.
-        An estimate, local and of second order: half of the product of the gradient with a quasi-Newton step
-        (the Newton decrement), whose curvature was learnt from the last steps, and at least Aitken's
-        extrapolation of the last full passes while these crawl. A fit that it would end by
-        ``tol="statistical"`` measures the curvature first, by 4 to 32 further passes over the rows that are
-        active, or over all; where it finds a saddle, the fit goes on. With another ``tol`` it may be far too
-        small on a plateau. For the steps of EM alone it is Aitken's extrapolation of the last three bounds.
-        NaN where there is no estimate.
+        Estimated difference, in nats per row, between the log-likelihood at the stationary point to which the
+        fit converges and that of the last full pass. It is local and of second order: half of the product of
+        the gradient with a quasi-Newton step (the Newton decrement), whose curvature is learnt from the last
+        steps. While full passes change little it is at least Aitken's extrapolation of the last ones. Before
+        ``tol="statistical"`` ends a fit by it, 4 to 32 further passes over the active rows, or over all,
+        measure the curvature; if that shows a saddle, the fit continues. With another ``tol`` it may be far
+        too small on a plateau. Without acceleration it is Aitken's extrapolation of the last three bounds.
+        NaN if there is no estimate.
     history_ : FitHistory
-        One `IterationRecord` an iteration; ``history_.work`` is the number of
-        passes over the data that the scored rows amount to.
+        One `IterationRecord` for each iteration. ``history_.work`` is the number of scored rows, in passes
+        over the data.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features,)
-        Where the data names its features.
+        Set only if the data name their features.
 
     References
     ----------
@@ -170,7 +170,7 @@ class GaussianMixture(ConditionedMixture):
         self.missing = missing
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters; ``algorithm__tau`` and the like also reach into a named algorithm.
+        """Set parameters; names such as ``algorithm__tau`` set those of the algorithm, also of a named one.
 
         Raises
         ------
@@ -208,23 +208,23 @@ class GaussianMixture(ConditionedMixture):
         Parameters
         ----------
         X : dask array, zarr array or array-like of shape (n_samples, n_features), str, DataArray or Dataset
-            A str is the path or URL of stored rows: zarr, parquet, CSV or ``.npy``; or a pattern, such as
+            A str is the path or URL of stored rows (zarr, parquet, CSV or ``.npy``), or a pattern such as
             ``part-*.npy``, whose matches are read in dask's natural order (``part-9`` before
             ``part-10``). A list of paths is read in its order. For xarray data see ``features``; without it
             a DataArray of two dimensions is rows × features.
         y : ignored
         sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
-            At least 0; a row of weight 0 counts as absent. With ``features`` a DataArray over dimensions of
+            At least 0; a row of weight 0 is not used. With ``features`` a DataArray over dimensions of
             the rows.
         responsibilities_init : dask array, zarr array or array-like, optional
             Shape (n_samples, n_components), rows summing to 1 within 1e-6. They replace every
             other start.
         columns : sequence of str, optional
-            The columns of parquet or CSV that are the features, in this order. By default all, but those
-            that hold the index of a DataFrame; these are named in a warning.
+            The columns of parquet or CSV that are the features, in this order. By default all except
+            the index of a DataFrame; a warning names it.
         features : str or sequence of str, optional
-            Of a DataArray the dimension of the features, of a Dataset the variables that they are. All other
-            dimensions are the rows, chunk by chunk; so a start depends on the chunks.
+            The dimension of a DataArray that holds the features, or the variables of a Dataset that are
+            features. All other dimensions are the rows, chunk by chunk, so a start depends on the chunks.
 
         Returns
         -------
@@ -237,26 +237,27 @@ class GaussianMixture(ConditionedMixture):
         ConfigError
             A setting is impossible.
         SingularComponentError
-            A component collapsed; names the remedies.
+            A component collapsed; the message names the remedies.
         CheckpointExistsError
             The checkpoint's place holds a run already.
         CheckpointTakenError
             Another process has continued this run.
         CheckpointError
-            The checkpoint cannot be written; says what can be resumed.
+            The checkpoint cannot be written; the message says what can be resumed.
         StorageError
-            Row state cannot be written; without a checkpoint.
+            Row state of a fit without a checkpoint cannot be written.
         ClusterError
             The dask cluster cannot be used, or failed.
 
         Warns
         -----
         ConvergenceWarning
-            ``max_iter`` was reached first; says how far the fit was, and how it goes on.
+            ``max_iter`` was reached first; the warning gives the last change of the bound, and how to
+            continue.
         UserWarning
             The index of a DataFrame, stored in a file, is left out.
         """
-        fit_estimator(self, X, sample_weight, responsibilities_init, chosen=Chosen(columns, features))
+        fit_estimator(self, X, sample_weight, responsibilities_init, chosen=FeatureChoice(columns, features))
         self._warn_unless_converged()
         return self
 
@@ -265,11 +266,11 @@ class GaussianMixture(ConditionedMixture):
         if self.stop_reason_ == "tol" and self.gap_ > max(FAR * tol, GOOD_GAP):
             warn_user(
                 f"The lower bound changed by less than tol, but is estimated to be {self.gap_:.2g} nats per "
-                "row below where it would end. Set tol='statistical', or a smaller one.",
+                "row below its final value. Set tol='statistical', or a smaller tol.",
                 ConvergenceWarning,
             )
         if self.stop_reason_ == "max-iter" and self.max_iter > 0:
-            warn_user(not_converged(self), ConvergenceWarning)
+            warn_user(not_converged_text(self), ConvergenceWarning)
 
     @classmethod
     def resume(
@@ -288,9 +289,9 @@ class GaussianMixture(ConditionedMixture):
     ) -> Self:
         """Resume a checkpointed run where it stopped, with the bits of an uninterrupted run.
 
-        Every object of the last commit is verified first; where one is damaged, the commit before
+        Every object of the last commit is verified first. If one is damaged, the commit before
         it is used, with a warning. A finished run returns its model; one that stopped at
-        ``max_iter`` continues where a larger one is given.
+        ``max_iter`` continues if a larger one is given.
 
         Parameters
         ----------
@@ -301,15 +302,15 @@ class GaussianMixture(ConditionedMixture):
         sample_weight : array-like of shape (n_samples,), optional
             The weights that the run was begun with.
         responsibilities_init : array-like of shape (n_samples, n_components), optional
-            Needed only where the run was begun with them and has no statistics yet; ignored otherwise.
+            Needed only if the run was begun with them and has no statistics yet; ignored otherwise.
         columns : sequence of str, optional
             Columns of parquet or CSV; by default those of the run.
         features : str or sequence of str, optional
-            Of xarray data; by default what has the names of the run's features.
+            As for `fit`; by default the dimension or variables with the names of the run's features.
         algorithm : policy, optional
             Only for a user's own policy, which must match by name and parameters.
         max_iter, checkpoint_every : int, optional
-            In place of the run's.
+            Replace the settings of the run.
         verbose : int, default=0
 
         Returns
@@ -324,7 +325,7 @@ class GaussianMixture(ConditionedMixture):
         CheckpointMismatchError
             The data, the weights, the policy or the format version differ.
         CheckpointCorruptError
-            No commit is whole.
+            Every commit is damaged.
         CheckpointTakenError
             Another process has continued the run.
         """
@@ -344,7 +345,7 @@ class GaussianMixture(ConditionedMixture):
             X,
             sample_weight=sample_weight,
             responsibilities_init=responsibilities_init,
-            chosen=Chosen(columns, features),
+            chosen=FeatureChoice(columns, features),
         )
         mixture._warn_unless_converged()
         return mixture

@@ -29,39 +29,39 @@ from emtau_dask.settings import Settings
 from emtau_dask.storage.locations import paths_at
 
 
-class Chosen(NamedTuple):
-    """What users say of the features: ``columns`` of tables, ``features`` of xarray data."""
+class FeatureChoice(NamedTuple):
+    """Which features a user chose: ``columns`` of tables, ``features`` of xarray data."""
 
     columns: Any = None
     features: Any = None
 
 
-BY_DEFAULT = Chosen()
+BY_DEFAULT = FeatureChoice()
 
 
 def opened_data(
-    data: Any, chosen: Chosen, fitted: Sequence[str] | None, observer: ReadObserver | None = None
+    data: Any, chosen: FeatureChoice, fitted: Sequence[str] | None, observer: ReadObserver | None = None
 ) -> Any:
-    """Return the rows at a path, or at a list of paths, as a source, and data of xarray as a `Cube`.
+    """Return the rows at a path or a list of paths as a source, and data of xarray as a `Cube`.
 
-    Anything else is returned with the chosen columns.
+    Other data are returned with the chosen columns.
 
     Parameters
     ----------
     data : str, Path, a list of these, or anything else that users pass as X
-    chosen : Chosen
+    chosen : FeatureChoice
         Its columns are those of parquet, CSV or a data frame.
     fitted : sequence of str or None
         The names of the features in the fit, which are the columns by default.
     observer : ReadObserver, optional
-        Told how far CSV is read.
+        Is notified of how much of a CSV table has been read.
 
     Raises
     ------
     InvalidDataError
-        Nothing that can be read is there, or the data have no such columns.
+        The rows cannot be read, or have no such columns.
     InvalidDtypeError
-        They are not real numbers.
+        The values are not real numbers.
     """
     columns: Sequence[str] | None = None if chosen.columns is None else _checked_columns(chosen.columns)
     if is_labelled(data) and columns is None:
@@ -69,7 +69,8 @@ def opened_data(
     if chosen.features is not None:
         raise InvalidDataError(
             f"features = {short(chosen.features)} names a dimension or variables of xarray data, but X is of "
-            f"the type {type(data).__name__}. Leave it out, or give a DataArray or a Dataset without columns."
+            f"the type {type(data).__name__}. Remove features, or give a DataArray or a Dataset without "
+            "columns."
         )
     paths = _paths(data)
     if paths is not None:
@@ -79,7 +80,7 @@ def opened_data(
 
 
 def _paths(data: Any) -> tuple[str, ...] | None:
-    """Return the paths that a path, a pattern or a list of these stands for; None for anything else."""
+    """Return the paths of a path, a pattern or a list of these; None for anything else."""
     if isinstance(data, (str, Path)):
         return paths_at(str(data))
     if isinstance(data, (list, tuple)) and data and all(isinstance(each, (str, Path)) for each in data):
@@ -99,7 +100,7 @@ def _checked_columns(columns: Any) -> list[str]:
 def _opened(data: Any) -> Any:
     """Open a zarr group, a cube or a dask dataframe; return anything else as it is.
 
-    Raises `InvalidDtypeError` for a dataframe with a column of no real numbers.
+    Raises `InvalidDtypeError` if a column of a dataframe does not hold real numbers.
     """
     if isinstance(data, zarr.Group):
         return group_source(data, None, str(data.store_path))
@@ -110,9 +111,9 @@ def _opened(data: Any) -> Any:
     check_real_numbers(data, "X")
     dtypes = list(data.dtypes) if data.ndim == 2 else []
     if not all(isinstance(dtype, np.dtype) for dtype in dtypes):
-        data = data.astype(np.float64)  # pandas would make objects of its own types,
+        data = data.astype(np.float64)  # pandas would convert its extension types to objects.
     elif {dtype.kind == "b" for dtype in dtypes} == {True, False}:
-        data = data.astype(np.result_type(*dtypes))  # and of booleans beside numbers.
+        data = data.astype(np.result_type(*dtypes))  # The same for booleans together with numbers.
     return data.to_dask_array()
 
 
@@ -129,8 +130,8 @@ def _refuse_kinds(data: Any, what: str) -> None:
     if isinstance(data, Iterator):
         raise InvalidDataError(
             f"{what} is a {type(data).__name__}, whose rows can be read only once, but a fit reads them many "
-            f"times. Give numpy.array(list({what})), or for more than fits in memory a dask array or the "
-            "path of stored rows."
+            f"times. Give numpy.array(list({what})), or, if the rows do not fit in memory, a dask array or "
+            "the path of stored rows."
         )
     if hasattr(data, "obsm"):
         raise InvalidDataError(
@@ -153,15 +154,15 @@ def checked_array(estimator: Any, data: Any, *, reset: bool) -> Any:
     """
     _refuse_kinds(data, "X")
     is_array = type(data) in (np.ndarray, np.memmap) and data.ndim == 2
-    plain = is_array and data.shape[1] and data.dtype.kind in "fiub"
-    looked_at, dtypes = data[:1] if plain else data, [np.float64, np.float32]
+    is_numeric = is_array and data.shape[1] and data.dtype.kind in "fiub"
+    to_check, dtypes = data[:1] if is_numeric else data, [np.float64, np.float32]
     with errors_named("X"):
-        checked = validate_data(estimator, looked_at, reset=reset, dtype=dtypes, ensure_all_finite=False)
-    return data if plain else checked
+        checked = validate_data(estimator, to_check, reset=reset, dtype=dtypes, ensure_all_finite=False)
+    return data if is_numeric else checked
 
 
 def checked_lazy(estimator: Any, data: Any) -> Any:
-    """Return lazy ``data``; None where it is in memory.
+    """Return lazy ``data``; None if it is in memory.
 
     Raises
     ------
@@ -263,27 +264,27 @@ def settings_of(estimator: Any) -> Settings:
 def opened_sources(
     client: Any, estimator: Any, X: Any, sample_weight: Any, responsibilities_init: Any
 ) -> Iterator[FitSources]:
-    """Open what a fit reads; arrays in memory lie on the workers of a client until the block ends."""
+    """Open the sources of a fit. Workers of a client keep arrays in memory until the block ends."""
     rows = fit_source(estimator, X)
     if isinstance(X, Cube) and not isinstance(sample_weight, (RangeSource, GraphSource, type(None))):
         sample_weight = X.row_values(sample_weight, "sample_weight")
     if isinstance(X, Cube) and len(X.dims) > 1 and responsibilities_init is not None:
         raise InvalidDataError(
-            "responsibilities_init has rows in an order, but those of X lie in several dimensions. Give "
-            "means_init, weights_init and precisions_init."
+            "responsibilities_init needs an order of the rows, but the rows of X are in several dimensions. "
+            "Give means_init, weights_init and precisions_init instead."
         )
     weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
     responsibilities = row_values_source(responsibilities_init, ndim=2, what="responsibilities_init")
     check_responsibilities_shape(responsibilities, rows, estimator.n_components)
     check_counts(rows, weights, estimator.n_components)
 
-    def beside(values: Source | None, name: str) -> Source | None:
-        """Return values in the chunks of the rows, and shared as the rows are; None stays None."""
+    def aligned(values: Source | None, name: str) -> Source | None:
+        """Return values in the chunks of the rows, shared with workers as the rows are; None stays None."""
         return None if values is None else shared_source(client, values.aligned(rows.chunk_rows), name)
 
     with (
-        resident(client, shared_source(client, rows, "X")) as kept_rows,
-        resident(client, beside(weights, "sample_weight")) as kept_weights,
-        resident(client, beside(responsibilities, "responsibilities_init")) as kept_responsibilities,
+        resident(client, shared_source(client, rows, "X")) as resident_rows,
+        resident(client, aligned(weights, "sample_weight")) as resident_weights,
+        resident(client, aligned(responsibilities, "responsibilities_init")) as resident_responsibilities,
     ):
-        yield FitSources(kept_rows, kept_weights, kept_responsibilities)
+        yield FitSources(resident_rows, resident_weights, resident_responsibilities)

@@ -1,4 +1,4 @@
-"""A fitted model as a zarr group: four arrays, and all else in attributes, by the codec of checkpoints."""
+"""A fitted model as a zarr group: four arrays, and the rest in attributes by the codec of checkpoints."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from emtau_dask.storage.zarr_check import own_group
 FORMAT, VERSION = "emtau-model", 4
 ARRAYS = ("weights", "means", "covariances", "precisions_cholesky")
 WEIGHTS_TOLERANCE = 1e-6
-"""The same as for initial weights."""
-MOST_PASSES = 1000
-"""So many times an iteration scores the rows at most: it measures a gap by tens of passes."""
+"""Maximum difference of the sum of weights from 1, the same as for initial weights."""
+MAX_PASSES = 1000
+"""Maximum number of passes of an iteration; one that measures the gap needs some tens."""
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """All but the arrays; of the settings, ``algorithm`` is None for a policy of the user's own."""
+    """All of a model except its arrays. ``settings.algorithm`` is None for a policy of the user's own."""
 
     settings: Settings
     stop_reason: StopReason
@@ -69,14 +69,14 @@ ENTRY_NAMES = tuple(each.name for each in fields(ModelEntry))
 
 
 def _check_entry(entry: ModelEntry) -> None:
-    """Raise `FormatError` where no fit can have such a history."""
+    """Raise `FormatError` for a history that no fit can have."""
     for number, record in enumerate(entry.history, start=1):
-        if record.iteration != number or not 0 < record.rows * MOST_PASSES >= record.active_rows:
+        if record.iteration != number or not 0 < record.rows * MAX_PASSES >= record.active_rows:
             raise FormatError(f"has the impossible iteration {record}", ("history",))
 
 
 def check_names(names: Sequence[str] | None, n_features: int) -> None:
-    """Raise `InvalidDataError` unless stored names of features, if there are any, are one for each."""
+    """Raise `InvalidDataError` unless there are no names of features, or a different one for each."""
     if names is not None and (len(names) != n_features or len(set(names)) < n_features):
         raise InvalidDataError(
             f"feature_names is {short(list(names))}: it must be a list of {n_features} different names"
@@ -84,7 +84,7 @@ def check_names(names: Sequence[str] | None, n_features: int) -> None:
 
 
 def _digest(arrays: Mapping[str, AnyArray], history: Any) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and values, in the order of names, and of the history."""
+    """Return the SHA-256 of names, dtypes, shapes and values, sorted by name, then of the history."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -95,11 +95,11 @@ def _digest(arrays: Mapping[str, AnyArray], history: Any) -> str:
 
 
 def save_model(estimator: Any, path: Any, *, overwrite: bool = False) -> None:
-    """Write a fitted estimator; raises `InvalidDataError` where something is there that it may not replace.
+    """Write a fitted estimator; raises `InvalidDataError` if the place holds something else.
 
-    A local folder appears when it is complete. Elsewhere the root document, without which there is
+    A local folder appears when it is complete. In other places the root document, without which there is
     no model, is written last, and an error removes what was written before it. With ``overwrite`` a model is
-    replaced, and nothing else; elsewhere than in a local folder it is removed first.
+    replaced, and nothing else; in other places than a local folder it is removed first.
     """
     place = _local_path(path)
     if place is None:
@@ -118,7 +118,7 @@ def save_model(estimator: Any, path: Any, *, overwrite: bool = False) -> None:
 
 
 def _holds_model(where: object) -> bool:
-    """Return whether a model is at a path, a URL or in a store, of whatever version."""
+    """Return whether a path, a URL or a store holds a model of any version."""
     try:
         group = own_group(where)
     except InvalidDataError:
@@ -137,8 +137,8 @@ def _local_path(path: Any) -> Path | None:
     if isinstance(path, LocalStore):
         return Path(path.root)
     if isinstance(path, (str, Path)):
-        plain = plain_path(str(path))
-        return None if is_url(plain) else Path(plain)
+        local = plain_path(str(path))
+        return None if is_url(local) else Path(local)
     return None
 
 
@@ -161,16 +161,16 @@ def _write(estimator: Any, group: zarr.Group) -> None:
     )
     try:
         _check_entry(entry)
-        plain = ENTRY.encode(entry, None)
+        document = ENTRY.encode(entry, None)
     except FormatError as error:
         raise InvalidDataError(f"the model cannot be saved: {error}.") from error
-    plain["sha256"] = _digest(arrays, plain["history"])
-    group.attrs.update({"format": FORMAT, "version": VERSION, **plain})
+    document["sha256"] = _digest(arrays, document["history"])
+    group.attrs.update({"format": FORMAT, "version": VERSION, **document})
 
 
 def _upload(estimator: Any, path: Any, overwrite: bool) -> None:
     """Write the model to memory, then copy it to a URL or a zarr store, its root document last."""
-    made = MemoryStore()
+    private_store = MemoryStore()
     try:
         target = ZarrStoreObjects.opened(path) if isinstance(path, Store) else object_store(path)
         if not target.empty():
@@ -178,8 +178,8 @@ def _upload(estimator: Any, path: Any, overwrite: bool) -> None:
                 raise InvalidDataError(_taken(path, target.location))
             target.delete([ROOT_DOCUMENT])
             target.delete(target.list(""))
-        _write(estimator, zarr.create_group(made, zarr_format=3))
-        copy_new(ZarrStoreObjects(made), target)
+        _write(estimator, zarr.create_group(private_store, zarr_format=3))
+        copy_new(ZarrStoreObjects(private_store), target)
     except CheckpointExistsError as error:
         raise InvalidDataError(_taken(path, target.location)) from error
     except CheckpointError as error:
@@ -187,7 +187,7 @@ def _upload(estimator: Any, path: Any, overwrite: bool) -> None:
 
 
 def load_model(cls: Any, path: Any) -> Any:
-    """Read an estimator of class ``cls``; raises `InvalidDataError` where there is none."""
+    """Read an estimator of class ``cls``; raises `InvalidDataError` if there is none."""
     group = own_group(path)
     found = None if group is None else group.attributes.get("format")
     if group is None or found != FORMAT:
@@ -201,10 +201,10 @@ def load_model(cls: Any, path: Any) -> Any:
         )
     try:
         with shutdown_named():
-            plain = {name: attributes[name] for name in ENTRY_NAMES if name in attributes}
-            entry, arrays = ENTRY.decode(plain, None), group.arrays(ARRAYS)
+            document = {name: attributes[name] for name in ENTRY_NAMES if name in attributes}
+            entry, arrays = ENTRY.decode(document, None), group.arrays(ARRAYS)
             _check_entry(entry)
-            if _digest(arrays, plain["history"]) != entry.sha256:
+            if _digest(arrays, document["history"]) != entry.sha256:
                 raise InvalidDataError("its arrays or its history are not those that were saved")
             return _restored(cls, arrays, entry)
     except ShutdownError:
@@ -218,18 +218,16 @@ def load_model(cls: Any, path: Any) -> Any:
 
 
 def _no_model(path: Any, found: Any) -> str:
-    """Return what to say where a place holds no model; ``found`` is the format that its group states."""
+    """Return the message for a place without a model; ``found`` is the format that its group states."""
     place = _local_path(path)
     if place is not None and not place.exists():
         return f"{path} does not exist. Give the path of a saved model."
     kind = OWN_GROUPS.get(str(found)) or (None if place is None else kind_of(str(place)))
     if kind == OWN_GROUPS[RUN_FORMAT]:
-        return (
-            f"{path} is {kind}, not a saved model. Go on with it: GaussianMixture.resume({str(path)!r}, X)."
-        )
+        return f"{path} is {kind}, not a saved model. Continue it: GaussianMixture.resume({str(path)!r}, X)."
     if kind is not None:
         return f"{path} is {kind}, not a saved model. Give the path of one."
-    return f"{path} holds no model: it is no zarr group that GaussianMixture.save wrote."
+    return f"{path} holds no model: it is not a zarr group that GaussianMixture.save wrote."
 
 
 def _restored(cls: Any, arrays: Mapping[str, AnyArray], entry: ModelEntry) -> Any:

@@ -15,8 +15,8 @@ from emtau_dask.constraints import FRACTION
 from emtau_dask.errors import ConfigError, InvalidDataError, short
 from emtau_dask.execution.choice import compute_collections
 
-MOST_KEPT = 2**23
-"""Scores that are kept, 64 MiB of them; more are counted."""
+MAX_COMPUTED = 2**23
+"""Maximum number of scores that are held in memory (64 MiB). If there are more, they are counted."""
 FAN_IN = 8
 NO_ROWS = "X has no rows; give at least one."
 
@@ -24,16 +24,16 @@ NO_ROWS = "X has no rows; give at least one."
 def score_quantile(scores: Any, share: float) -> float:
     """Return a quantile of scores.
 
-    Lazy scores are computed once where there are at most 8,388,608: then it is ``numpy.quantile(scores,
-    share)``. Where there are more, or it is not known how many, they are computed twice, and counted by their
-    leading 32 bits. Then it is the order statistic of rank ``floor((n - 1) share)``, counted from 0, rounded
-    down by less than a millionth of its size: rows below it are at most this share. Counts add up, so that
-    the bits do not depend on threads and chunks.
+    Up to 8,388,608 lazy scores are computed once, and the result is ``numpy.quantile(scores, share)``. More
+    scores, or an unknown number, are computed twice, and counted by their leading 32 bits. Then the result is
+    the order statistic of rank ``floor((n - 1) share)``, counted from 0, rounded down by less than a
+    millionth of its size, so at most this share of the rows is below it. The bits do not depend on threads
+    and chunks, because counts are exact sums.
 
     Parameters
     ----------
     scores : ndarray or dask array of shape (n,), float64
-        NaN, of rows that are dropped, is left out.
+        NaN, the score of a dropped row, is ignored.
     share : float
         From 0 to 1.
 
@@ -43,7 +43,7 @@ def score_quantile(scores: Any, share: float) -> float:
         There are no scores.
     """
     if isinstance(scores, da.Array):
-        if not scores.shape[0] <= MOST_KEPT:  # also where it is NaN: not known
+        if not scores.shape[0] <= MAX_COMPUTED:  # This is also true for NaN, an unknown number.
             return _counted_quantile(scores, share)
         (scores,) = compute_collections("the quantile of the scores", scores)
     scores = scores[~np.isnan(scores)]
@@ -53,35 +53,35 @@ def score_quantile(scores: Any, share: float) -> float:
 
 
 def _counted_quantile(scores: da.Array, share: float) -> float:
-    """Find an order statistic's leading 32 bits: by counts of the first 16, then of the next 16."""
+    """Return the leading 32 bits of an order statistic, from counts of the first 16, then of the next 16."""
 
-    def up_to(first: int | None) -> NDArray[np.int64]:
+    def cumulative_counts(first: int | None) -> NDArray[np.int64]:
         shape = ((1,) * scores.numblocks[0], (2**16,))
         counts = scores.map_blocks(_counts, first, dtype=np.int64, new_axis=1, chunks=shape)
-        in_all = counts.sum(axis=0, split_every=FAN_IN)
-        return np.cumsum(*compute_collections("the quantile of the scores", in_all))
+        total = counts.sum(axis=0, split_every=FAN_IN)
+        return np.cumsum(*compute_collections("the quantile of the scores", total))
 
-    below = up_to(None)
+    below = cumulative_counts(None)
     if below[-1] == 0:
         raise InvalidDataError(NO_ROWS)
     rank = int((int(below[-1]) - 1) * share)
     first = int(np.searchsorted(below, rank, side="right"))
     rank -= int(below[first - 1]) if first else 0
-    second = int(np.searchsorted(up_to(first), rank, side="right"))
+    second = int(np.searchsorted(cumulative_counts(first), rank, side="right"))
     leading = np.array([(first << 16 | second) - 2**31], dtype=np.int64)
-    return float(_in_order(leading << 32).view(np.float64)[0])
+    return float(_order_preserving(leading << 32).view(np.float64)[0])
 
 
 def _counts(scores: NDArray[np.float64], first: int | None) -> NDArray[np.int64]:
-    """Count scores by their first 16 bits, or those that begin so by the next 16; shape (1, 65,536)."""
+    """Count scores by their first 16 bits, or those that begin with ``first`` by the next; (1, 65,536)."""
     scores = scores[~np.isnan(scores)]
-    leading = (_in_order((scores + 0.0).view(np.int64)) >> 32) + 2**31  # 0.0 and -0.0 are one score
-    found = leading >> 16 if first is None else leading[leading >> 16 == first] & 0xFFFF
-    return np.bincount(found, minlength=2**16)[np.newaxis]
+    leading = (_order_preserving((scores + 0.0).view(np.int64)) >> 32) + 2**31  # 0.0 and -0.0 are one score
+    values = leading >> 16 if first is None else leading[leading >> 16 == first] & 0xFFFF
+    return np.bincount(values, minlength=2**16)[np.newaxis]
 
 
-def _in_order(bits: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Make integers in the order of floats out of the floats' bits, or these out of the integers."""
+def _order_preserving(bits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Convert the bits of floats to integers in the same order, or these integers back to the bits."""
     return bits ^ ((bits >> 63) & np.int64(2**63 - 1))
 
 
@@ -89,8 +89,8 @@ def check_contamination(value: Any) -> None:
     """Raise `ConfigError` unless ``value`` is a share of outliers."""
     if not (FRACTION.holds(value) and value <= 0.5):
         raise ConfigError(
-            f"contamination = {short(value)} must be a number above 0 and at most 0.5: the share of the rows "
-            "that are outliers."
+            f"contamination = {short(value)} must be above 0 and at most 0.5: the share of the rows that are "
+            "outliers."
         )
 
 
@@ -118,11 +118,11 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         size. Every row counts once, whatever weights the mixture was fitted with.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features,)
-        Where the data names its features.
+        Set only if the data name their features.
 
     Notes
     -----
-    Beside the fit, the threshold takes one pass over the data for at most 8,388,608 rows, else two, see
+    The threshold takes one pass over the data after the fit for at most 8,388,608 rows, else two; see
     ``estimator.outliers.score_quantile``. It has the same bits for any number of threads and workers.
     Memory is bounded.
 
@@ -159,7 +159,7 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         EmtauError
-            As `GaussianMixture.fit`; `ConfigError` where ``contamination`` is impossible.
+            As `GaussianMixture.fit`; `ConfigError` if ``contamination`` is impossible.
         """
         check_contamination(self.contamination)
         mixture = clone(self.estimator).fit(X, y, **_options(columns))
@@ -188,8 +188,8 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
             X and columns are as for `GaussianMixture.predict`.
         """
         scores = self.score_samples(X, columns=columns)
-        found = np.where(scores < self.offset_, -1, 1)
-        return np.where(np.isnan(scores), 0, found).astype(np.intp)
+        labels = np.where(scores < self.offset_, -1, 1)
+        return np.where(np.isnan(scores), 0, labels).astype(np.intp)
 
 
 def _options(columns: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a fitted mixture can do: label and score rows, draw samples, be saved."""
+"""The methods of a fitted mixture: prediction, scores, samples, the summary, saving and loading."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from emtau_dask.estimator.frames import (
 )
 from emtau_dask.estimator.inputs import (
     BY_DEFAULT,
-    Chosen,
+    FeatureChoice,
     Seeds,
     checked_array,
     checked_lazy,
@@ -93,14 +93,14 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _names(self) -> tuple[str, ...] | None:
-        """The names of the features as texts, where the fit had names."""
+        """The names of the features as texts; None if the fit had none."""
         names = getattr(self, "feature_names_in_", None)
         return None if names is None else tuple(str(name) for name in names)
 
     def _publish(
         self, parameters: MixtureParameters, history: FitHistory, stop_reason: str, names: Any = None
     ) -> None:
-        """Set the fitted attributes; ``names`` of features are None where there are none, or they are set."""
+        """Set the fitted attributes; if ``names`` is None, ``feature_names_in_`` stays as it is."""
         self.n_features_in_ = parameters.n_features
         if names is not None:
             self.feature_names_in_ = np.asarray(names, dtype=object)
@@ -120,7 +120,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self.converged_ = stop_reason == "tol"
 
     def _score(
-        self, X: Any, scoring: Scoring, chosen: Chosen = BY_DEFAULT, *, missing: str | None = None
+        self, X: Any, scoring: Scoring, chosen: FeatureChoice = BY_DEFAULT, *, missing: str | None = None
     ) -> Any:
         parameters = self.parameters_
         missing = missing_values(self.missing) if missing is None else missing
@@ -139,18 +139,19 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         token = tokenize(scoring, parameters, array.name, names, missing, kernels.by_tiles)
         return _scored_lazily(array, kernels, scoring, names, missing, f"{scoring.__name__}-{token}")
 
-    def _lazy_or_not(
+    def _labelled_scores(
         self,
         X: Any,
         scoring: Scoring,
-        chosen: Chosen,
+        chosen: FeatureChoice,
         called: tuple[str, str],
         *,
         missing: str | None = None,
     ) -> Any:
-        """Return what `_score` does, after a warning where it is lazy and its cluster has no workers.
+        """Return what `_score` returns, as a DataArray for cubes.
 
-        For cubes it is a DataArray; ``called`` are its name, and the name of the dimension beside the rows.
+        ``called`` are the name of the DataArray, and the name of its dimension that is not one of the rows.
+        Warns if the result is lazy and the cluster has no workers.
         """
         X = opened_data(X, chosen, getattr(self, "feature_names_in_", None))
         values = self._score(X, scoring, missing=missing)
@@ -159,8 +160,8 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(X, Cube):
             return values
         dropping = missing_values(self.missing if missing is None else missing) == DROP
-        found = X.labelled(values, *called, may_lack=dropping)
-        return found.copy(data=compute_collections(called[0], found.data)[0]) if X.in_memory else found
+        array = X.labelled(values, *called, may_lack=dropping)
+        return array.copy(data=compute_collections(called[0], array.data)[0]) if X.in_memory else array
 
     def predict(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
         """Return the most probable component of each row.
@@ -173,28 +174,28 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             Columns of parquet, CSV or a data frame; by default those of the fit, if it had names, or all of a
             frame.
         features : str or sequence of str, optional
-            Of xarray data, as for `GaussianMixture.fit`; by default what has the names of the fit's.
+            As for `GaussianMixture.fit`; by default the dimension or variables with the names of the fit.
 
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
-            With ``missing="drop"``, -1 for a row with NaN. Of a DataFrame of pandas, polars or dask a Series
-            "label" with its index, unless `set_output` says "default". Of xarray data a DataArray "label"
+            With ``missing="drop"``, -1 for a row with NaN. For a DataFrame of pandas, polars or dask a Series
+            "label" with its index, unless `set_output` says "default". For xarray data a DataArray "label"
             with the dimensions of the rows, their coordinates and chunks, lazy unless X is in memory; rows
-            with NaN are NaN there, which is written as -1.
+            with NaN are NaN in it, and -1 when it is written to a file.
         """
-        return self._predicted(X, LABELS, Chosen(columns, features), LABEL)
+        return self._predict_frame(X, LABELS, FeatureChoice(columns, features), LABEL)
 
     def predict_proba(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
         """Return responsibilities, (n_samples, n_components) float64; arguments are those of `predict`.
 
         For xarray data they have one more dimension, ``"component"``.
         """
-        return self._predicted(X, RESPONSIBILITIES, Chosen(columns, features), PROBABILITY)
+        return self._predict_frame(X, RESPONSIBILITIES, FeatureChoice(columns, features), PROBABILITY)
 
     def score_samples(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
         """Return log-likelihoods, (n_samples,) float64, nats; arguments are those of `predict`."""
-        return self._predicted(X, LOG_LIKELIHOODS, Chosen(columns, features), LOG_LIKELIHOOD)
+        return self._predict_frame(X, LOG_LIKELIHOODS, FeatureChoice(columns, features), LOG_LIKELIHOOD)
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose what `predict`, `predict_proba` and `score_samples` return for a DataFrame.
@@ -204,8 +205,8 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         transform : {"default", "pandas", "polars"}, optional
             ``"pandas"`` and ``"polars"``: a Series or DataFrame of the library of X, with its index, a lazy
             one for a dask DataFrame; the columns are the components. ``"default"``: arrays. None changes
-            nothing. What is not set here, ``sklearn.set_config(transform_output=...)`` sets; without both
-            only labels are a Series.
+            nothing. If this is never set, ``sklearn.set_config(transform_output=...)`` decides; without
+            either only labels are a Series.
 
         Returns
         -------
@@ -215,12 +216,12 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             self._sklearn_output_config = {"transform": checked_output(transform)}
         return self
 
-    def _predicted(self, X: Any, scoring: Scoring, chosen: Chosen, name: str) -> Any:
-        values = self._lazy_or_not(X, scoring, chosen, (name, COMPONENT))
+    def _predict_frame(self, X: Any, scoring: Scoring, chosen: FeatureChoice, name: str) -> Any:
+        values = self._labelled_scores(X, scoring, chosen, (name, COMPONENT))
         return as_frame(self, X, values, name)
 
-    def _log_likelihood(self, X: Any, chosen: Chosen) -> tuple[float, int]:
-        """Return the log-likelihood of X (nats) and its number of rows that are scored, in one pass."""
+    def _log_likelihood(self, X: Any, chosen: FeatureChoice) -> tuple[float, int]:
+        """Return the log-likelihood of X (nats) and the number of scored rows, in one pass."""
         values = self._score(X, LOG_LIKELIHOODS, chosen)
         if isinstance(values, da.Array):
             total, rows = compute_collections(
@@ -235,7 +236,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     def score(self, X: Any, y: Any = None, *, columns: Any = None, features: Any = None) -> float:
         """Return the mean log-likelihood of X, nats per row; a lazy X is computed."""
-        total, rows = self._log_likelihood(X, Chosen(columns, features))
+        total, rows = self._log_likelihood(X, FeatureChoice(columns, features))
         return total / rows
 
     def _n_parameters(self) -> int:
@@ -243,12 +244,12 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     def bic(self, X: Any, *, columns: Any = None, features: Any = None) -> float:
         """Return the Bayesian information criterion on X; lower is better."""
-        total, rows = self._log_likelihood(X, Chosen(columns, features))
+        total, rows = self._log_likelihood(X, FeatureChoice(columns, features))
         return -2 * total + self._n_parameters() * float(np.log(rows))
 
     def aic(self, X: Any, *, columns: Any = None, features: Any = None) -> float:
         """Return the Akaike information criterion on X; lower is better."""
-        total, _ = self._log_likelihood(X, Chosen(columns, features))
+        total, _ = self._log_likelihood(X, FeatureChoice(columns, features))
         return -2 * total + 2 * self._n_parameters()
 
     def sample(self, n_samples: Any = 1) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
@@ -277,7 +278,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return rows, labels
 
     def summary(self) -> FitSummary:
-        """Return the components, and how the fit ended, as a record that shows itself as a table.
+        """Return the components, and how the fit ended, as a record that is displayed as a table.
 
         Returns
         -------
@@ -291,15 +292,15 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write the fitted model as a zarr group, without pickle.
 
-        The settings are stored too, ``random_state`` where it is None or an integer.
+        The settings are stored too; ``random_state`` only if it is None or an integer.
 
         Parameters
         ----------
         path : str, Path or zarr store
             A path or URL.
         overwrite : bool, default=False
-            Replace a model that is at ``path``; nothing but a model is replaced. A local folder is replaced
-            when the new one is complete; behind a URL and in a zarr store the earlier model is removed first.
+            Replace a model at ``path``; nothing but a model is replaced. A local folder is replaced when the
+            new one is complete; at a URL and in a zarr store the earlier model is removed first.
 
         Raises
         ------
@@ -326,7 +327,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     def to_sklearn(self) -> SklearnMixture:
         """Return a fitted ``sklearn.mixture.GaussianMixture`` with the same parameters.
 
-        Of the covariance types that scikit-learn lacks, ``"tied_diag"`` becomes ``"tied"`` with a
+        Two covariance types are not in scikit-learn: ``"tied_diag"`` becomes ``"tied"`` with a
         diagonal matrix, and ``"tied_spherical"`` becomes ``"spherical"`` with equal variances.
         """
         check_is_fitted(self)
@@ -344,7 +345,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring, missing: str) -> NDArray[Any]:
-    """Return what `Scoring` does of rows in memory, from chunks of them side by side."""
+    """Return the scores of rows in memory; their chunks are scored in parallel."""
     values = np.empty((len(rows), *scoring.row_shape(kernels.plan.parameters.n_components)), scoring.dtype)
     source, begin = as_source(rows, ndim=2, what="X"), 0
     with threads_side_by_side():
@@ -357,10 +358,10 @@ def _scored_by_tiles(rows: NDArray[Any], kernels: RowKernels, scoring: Scoring, 
 def _scored_lazily(
     array: da.Array, kernels: RowKernels, scoring: Scoring, names: Any, missing: str, name: str
 ) -> da.Array:
-    """Return what `Scoring` does of a dask array with one block of all features a chunk, as one of that name.
+    """Return the scores of a dask array, which has all features in one block, as a dask array ``name``.
 
-    `dask.array.map_blocks` would copy each block before its axis of features is dropped, to join it with
-    others.
+    `dask.array.map_blocks` would copy each block to join it with others before its axis of features is
+    dropped.
     """
     chunk_rows = array.chunks[0]
     starts = accumulate(chunk_rows[:-1], initial=0)

@@ -1,4 +1,4 @@
-"""What `GaussianMixture.resume` does around `fit`, and what a checkpoint holds of an estimator."""
+"""Resuming a checkpointed run, and the estimator that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from emtau_dask.errors import (
     warn_user,
 )
 from emtau_dask.estimator.fitting import (
-    as_it_was_unless_done,
     compare_samples,
     compiled_here,
     fingerprints,
     fit_session,
-    proved,
     publish,
+    restored_on_failure,
     run_fit,
+    verified_access,
 )
-from emtau_dask.estimator.inputs import BY_DEFAULT, Chosen, settings_of
+from emtau_dask.estimator.inputs import BY_DEFAULT, FeatureChoice, settings_of
 from emtau_dask.estimator.model_file import check_names
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.executor import Executor
@@ -52,27 +52,27 @@ M = TypeVar("M", bound=FittedMixture)
 
 
 def open_saved(checkpoint: Any) -> SavedFit:
-    """Return the newest whole commit of a run; warns where newer ones are damaged.
+    """Return the newest undamaged commit of a run; warns if newer ones are damaged.
 
     Raises
     ------
     CheckpointError
-        There is no run, it is of another version, or no commit is whole.
+        There is no run, it is of another version, or every commit is damaged.
     """
     saved = read_newest(open_log(object_store(checkpoint)))
     if saved.passed_over:
-        warn_user(_passed_over(saved))
+        warn_user(_damaged_commits_text(saved))
     return saved
 
 
-def _passed_over(saved: SavedFit) -> str:
-    return f"commit {saved.number} is used, since newer ones are damaged: {' '.join(saved.passed_over)}"
+def _damaged_commits_text(saved: SavedFit) -> str:
+    return f"commit {saved.number} is used, because newer ones are damaged: {' '.join(saved.passed_over)}"
 
 
 def saved_estimator(
     cls: type[M], saved: SavedFit, checkpoint: Any, algorithm: Any = None, **changes: Any
 ) -> M:
-    """Return the estimator of a checkpointed run, not fitted.
+    """Return the unfitted estimator of a checkpointed run.
 
     Parameters
     ----------
@@ -81,9 +81,9 @@ def saved_estimator(
     saved : SavedFit
     checkpoint : str, Path or zarr store
     algorithm : policy, optional
-        The user's own policy, where the run has one.
+        The user's own policy, if the run has one.
     **changes
-        Settings in place of the run's; None leaves one as it was.
+        Settings that replace those of the run, unless they are None.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def saved_estimator(
         Its settings are impossible.
     """
     requested, policy = saved.config.requested, matching_policy(algorithm, saved.config.policy)
-    with _impossible_named(saved):
+    with _corrupt_settings_named(saved):
         checked_row_arrays(policy, requested.n_components, requested.max_iter)
     estimator = _estimator(cls, saved, checkpoint)
     changes["algorithm"] = policy if algorithm is not None else requested.algorithm or policy
@@ -102,10 +102,10 @@ def saved_estimator(
 
 
 def _estimator(cls: type[M], saved: SavedFit, checkpoint: Any) -> M:
-    """Return what `saved_estimator` does; a policy of the user's own is a `DescribedPolicy`."""
+    """Return the unfitted estimator of a run; a policy of the user's own is a `DescribedPolicy`."""
     config, requested = saved.config, saved.config.requested
     given, precisions = GivenParameters() if requested.warm_start else config.given, None
-    with _impossible_named(saved):
+    with _corrupt_settings_named(saved):
         check_names(saved.manifest.feature_names, saved.manifest.data.shape[1])
         if given.precisions is not None:
             precisions = config.structure.precisions(given.precisions[1])
@@ -115,8 +115,8 @@ def _estimator(cls: type[M], saved: SavedFit, checkpoint: Any) -> M:
 
 
 @contextmanager
-def _impossible_named(saved: SavedFit) -> Iterator[None]:
-    """Raise `CheckpointCorruptError` where the settings of a run are found to be impossible."""
+def _corrupt_settings_named(saved: SavedFit) -> Iterator[None]:
+    """Raise errors about impossible settings in the block as `CheckpointCorruptError`."""
     try:
         yield
     except (ConfigError, InvalidDataError) as error:
@@ -126,19 +126,19 @@ def _impossible_named(saved: SavedFit) -> Iterator[None]:
 
 
 def mixture_in(cls: type[M], checkpoint: Any) -> M:
-    """Return the mixture of a run's last commit; warns where the run has not ended.
+    """Return the mixture of a run's last commit; warns if the run has not ended.
 
     Raises
     ------
     CheckpointError
-        There is no run, no commit is whole, or it has no parameters yet.
+        There is no run, every commit is damaged, or it has no parameters yet.
     """
     saved = open_saved(checkpoint)
     state = saved.state
     run = state.current or state.best
     if run is None:
         raise CheckpointError(
-            f"the run in {saved.log.objects.location} is still looking for its start and has no model yet; "
+            f"the run in {saved.log.objects.location} is still computing its start and has no model yet; "
             "resume it first."
         )
     estimator = _estimator(cls, saved, checkpoint)
@@ -159,7 +159,7 @@ def resume_estimator(
     *,
     sample_weight: Any,
     responsibilities_init: Any,
-    chosen: Chosen = BY_DEFAULT,
+    chosen: FeatureChoice = BY_DEFAULT,
     observer: FitObserver | None = None,
 ) -> None:
     """Resume a checkpointed run and set the estimator's fitted attributes.
@@ -167,12 +167,12 @@ def resume_estimator(
     Parameters
     ----------
     estimator : GaussianMixture
-        Of the run, see `saved_estimator`; its settings may have been changed.
+        The estimator of the run (`saved_estimator`); its settings may have been changed.
     saved : SavedFit
     X, sample_weight, responsibilities_init, chosen
-        As for `GaussianMixture.resume`, which see for what is raised.
+        As for `GaussianMixture.resume`, and so are the errors.
     observer : FitObserver, optional
-        By default one that suits standard output.
+        By default the progress display that suits standard output.
     """
     requested, state, policy = settings_of(estimator), saved.state, saved.config.policy
     if isinstance(policy, DescribedPolicy):
@@ -181,7 +181,7 @@ def resume_estimator(
     checked_row_arrays(policy, requested.n_components, requested.max_iter)
     names = saved.manifest.feature_names
     with (
-        as_it_was_unless_done(estimator),
+        restored_on_failure(estimator),
         fit_session(
             estimator,
             policy,
@@ -200,44 +200,44 @@ def resume_estimator(
         compare_samples(sources, verifier, executor, observer)
         reopened = _reopened(state, requested.max_iter)
         if reopened.finished:
-            publish(estimator, _with_what_was_not_read(reopened, verifier))
+            publish(estimator, _with_verification_notes(reopened, verifier))
             return
         compiled = compiled_here(requested, sources, executor)
         settings = replace(saved.config, requested=requested, policy=policy, compiled=compiled)
         how = f"resumed after iteration {0 if reopened.current is None else reopened.current.iteration}"
         opening = _state_store(saved, reopened, settings, sources, verifier, executor)
         finished, _ = run_fit(how, estimator, settings, sources, executor, observer, opening)
-    publish(estimator, _with_what_was_not_read(finished, verifier))
+    publish(estimator, _with_verification_notes(finished, verifier))
 
 
 def _check_names(estimator: FittedMixture, saved: SavedFit) -> None:
-    names, theirs = getattr(estimator, "feature_names_in_", None), saved.manifest.feature_names
-    if names is not None and theirs is not None and tuple(names) != theirs:
+    names, stored = getattr(estimator, "feature_names_in_", None), saved.manifest.feature_names
+    if names is not None and stored is not None and tuple(names) != stored:
         raise CheckpointMismatchError(
-            f"X has the features {list(names)}; the checkpointed run had {list(theirs)}. Give the same in "
-            "the same order."
+            f"X has the features {list(names)}; the checkpointed run had {list(stored)}. Give the same ones "
+            "in the same order."
         )
-    if theirs is not None:
-        estimator.feature_names_in_ = np.asarray(theirs, dtype=object)
+    if stored is not None:
+        estimator.feature_names_in_ = np.asarray(stored, dtype=object)
 
 
 def _check_same(saved: SavedFit, sources: FitSources, started: bool) -> None:
-    """Raise `CheckpointMismatchError` unless the data are such as the run was begun with."""
+    """Raise `CheckpointMismatchError` unless the data have the fingerprints that the run began with."""
     stored = saved.manifest.sources
     for name, found in fingerprints(sources).items():
         if name != "responsibilities_init" or not started:
             check_same("X" if name == "data" else name, stored[name], found)
 
 
-def _with_what_was_not_read(state: FitState, verifier: DataVerifier) -> FitState:
-    """Return the state of an ended run with what this process found, and which chunks it did not compare."""
-    left = verifier.not_read_again()
+def _with_verification_notes(state: FitState, verifier: DataVerifier) -> FitState:
+    """Return the state of an ended run with the verifier's notes, and one of the chunks not compared."""
+    not_compared = verifier.not_read_again()
     new = [note for note in verifier.notes if note not in state.notes]
-    return replace(state, notes=(*state.notes, *new, *([] if left is None else [left])))
+    return replace(state, notes=(*state.notes, *new, *([] if not_compared is None else [not_compared])))
 
 
 def _reopened(state: FitState, max_iter: int) -> FitState:
-    """Return the state, no longer finished where the run ended at a smaller ``max_iter``."""
+    """Return the state; it is no longer finished if the run ended at a smaller ``max_iter``."""
     run = state.current
     if not state.finished or run is None or run.stop_reason != "max-iter" or run.iteration >= max_iter:
         return state
@@ -256,7 +256,9 @@ def _state_store(
     """Open the state store that continues the run's commits."""
     warn_unless_exclusive(saved.log.objects)
     environment = numerical_environment(compiled=settings.compiled)
-    state = proved(executor, saved.log.objects, sources, _with_differences(saved, state, environment))
+    state = verified_access(
+        executor, saved.log.objects, sources, _with_differences(saved, state, environment)
+    )
     requested, manifest = settings.requested, replace(saved.manifest, config=settings)
     fields = row_fields(sources.rows, requested.n_components, settings.policy, requested.max_iter)
     state_store = CheckpointStateStore(saved.log, manifest, fields, verifier)
@@ -266,7 +268,7 @@ def _state_store(
 
 def _with_differences(saved: SavedFit, state: FitState, now: dict[str, str]) -> FitState:
     """Return the state with notes of damaged commits and of a changed environment."""
-    notes = [_passed_over(saved)] if saved.passed_over else []
+    notes = [_damaged_commits_text(saved)] if saved.passed_over else []
     then = saved.manifest.environment
     if then != now:
         changes = ", ".join(

@@ -14,7 +14,13 @@ from emtau_dask.em.predict import imputation
 from emtau_dask.em.problem import check_counts, make_problem
 from emtau_dask.em.sampling import sample_rows
 from emtau_dask.errors import features_named
-from emtau_dask.estimator.inputs import Chosen, checked_array, checked_lazy, opened_data, row_values_source
+from emtau_dask.estimator.inputs import (
+    FeatureChoice,
+    checked_array,
+    checked_lazy,
+    opened_data,
+    row_values_source,
+)
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.workers import resident, shared_source, verify_access
@@ -23,7 +29,7 @@ from emtau_dask.mixture.linalg import Floats
 from emtau_dask.settings import MARGINALISE, missing_values
 
 MAX_VALUES = 2**23
-"""Of a sample: 64 MiB. Of many features fewer rows are drawn."""
+"""Maximum number of values of a sample (64 MiB). If there are many features, fewer rows are drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +40,11 @@ class DrawnRows:
     ----------
     rows : ndarray of shape (m, d), float64
     weights : ndarray of shape (m,), float64
-        Their sample weights; 1 where there are none.
+        Their sample weights; 1 if there are none.
     total : int
-        Rows that they were drawn from: of positive weight, and not dropped.
+        Number of rows that they were drawn from: those of positive weight that are not dropped.
     imputed : float
-        Share of the values that were missing, and are what the mixture expects there.
+        Share of the values that were missing and are replaced by their expectations.
     """
 
     rows: Floats
@@ -57,10 +63,10 @@ def drawn_rows(
     columns: Any = None,
     observer: FitObserver | None = None,
 ) -> DrawnRows:
-    """Draw rows of data that a fitted mixture knows the features of; each chunk is read once at most.
+    """Draw rows of data with the features of a fitted mixture; each chunk is read at most once.
 
-    Where NaN is a missing value for the mixture, drawn rows have the expected values in their place; rows
-    with NaN that it drops are not drawn.
+    If NaN is a missing value for the mixture, it is replaced by its expectation. Rows with NaN that the
+    mixture drops are not drawn.
 
     Parameters
     ----------
@@ -69,11 +75,11 @@ def drawn_rows(
     X, sample_weight, columns
         As for `GaussianMixture.fit`; columns by default those of the fit.
     size : int
-        Rows to draw; all, in random order, where there are fewer. At most `MAX_VALUES` values are drawn.
+        Number of rows to draw, at most `MAX_VALUES` values. If there are fewer rows, all in random order.
     seed : int
-        The same seed draws the same rows, under any chunking.
+        The same seed draws the same rows under any chunking.
     observer : FitObserver, optional
-        Told of the passes.
+        Is notified of the passes.
 
     Raises
     ------
@@ -82,10 +88,10 @@ def drawn_rows(
     """
     missing = missing_values(estimator.missing)
     names = getattr(estimator, "feature_names_in_", None)
-    opened = opened_data(X, Chosen(columns), names)
+    opened = opened_data(X, FeatureChoice(columns), names)
     lazy = checked_lazy(estimator, opened)
-    given = checked_array(estimator, opened, reset=False) if lazy is None else lazy
-    rows = as_source(given, ndim=2, what="X")
+    checked = checked_array(estimator, opened, reset=False) if lazy is None else lazy
+    rows = as_source(checked, ndim=2, what="X")
     weights = row_values_source(sample_weight, ndim=1, what="sample_weight")
     check_counts(rows, weights, 1)
     structure, executor = estimator.parameters_.structure, choose_executor()
@@ -93,23 +99,30 @@ def drawn_rows(
     if weights is not None:
         weights = shared_source(client, weights.aligned(rows.chunk_rows), "sample_weight")
     with (
-        resident(client, shared_source(client, rows, "X")) as kept,
-        resident(client, weights) as kept_weights,
+        resident(client, shared_source(client, rows, "X")) as resident_rows,
+        resident(client, weights) as resident_weights,
         open_context(executor, observer or SilentObserver()) as context,
         features_named(names),
     ):
-        verify_access(client, None, FitSources(kept, kept_weights).named())
+        verify_access(client, None, FitSources(resident_rows, resident_weights).named())
         problem = make_problem(
-            kept, kept_weights, 1, structure, executor, context, compiled=False, missing=missing
+            resident_rows,
+            resident_weights,
+            1,
+            structure,
+            executor,
+            context,
+            compiled=False,
+            missing=missing,
         )
         size = max(1, min(size, MAX_VALUES // problem.n_features))
         sample = sample_rows(problem, seed, size)
     drawn = DrawnRows(sample.rows, sample.weights, problem.n_rows)
-    return _completed(estimator, drawn) if missing == MARGINALISE else drawn
+    return _impute(estimator, drawn) if missing == MARGINALISE else drawn
 
 
-def _completed(estimator: FittedMixture, drawn: DrawnRows) -> DrawnRows:
-    """Return the rows with expected values in the place of missing ones."""
+def _impute(estimator: FittedMixture, drawn: DrawnRows) -> DrawnRows:
+    """Return the rows with expected values in place of missing ones."""
     parameters = estimator.parameters_
     kernels = scoring_kernels(parameters, compiled=False, missing=True)
     rows = imputation(parameters.n_features)(drawn.rows, kernels, missing=MARGINALISE)

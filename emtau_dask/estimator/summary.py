@@ -1,4 +1,4 @@
-"""A fitted mixture for people: its components, and how its fit ended, in a terminal and in a notebook."""
+"""The summary of a fitted mixture: its components and how its fit ended, as text and as HTML."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from emtau_dask.errors import html_table, one_line
 from emtau_dask.mixture.linalg import read_only_copy
 
-MOST_COMPONENTS = 40
-"""Maximum components of a table; it says what is left out."""
-MOST_CHARACTERS, BETWEEN = 56, 3
-"""Maximum width of all features, so that a line of 80 has room for the rest; characters between columns."""
+MAX_COMPONENTS = 40
+"""Maximum number of components in a table; a line below it says which ones are omitted."""
+MAX_CHARACTERS, COLUMN_SPACE = 56, 3
+"""Maximum width of the columns of features in a line of 80, and the space between columns (characters)."""
 DIGITS = 2
-"""Of the median deviation of a feature, which all its means are shown to."""
-MOST_DECIMALS, LARGEST = 6, 1e7
+"""Significant digits of the median deviation of a feature; its means have the same decimals."""
+MAX_DECIMALS, LARGEST = 6, 1e7
 """Maximum decimals and magnitude of numbers without an exponent."""
 NOISE = 1e-12
-"""A mean this many times smaller than its feature's other means and deviations is what rounding left of 0."""
+"""A mean below this share of its feature's largest mean or deviation is treated as rounding noise of 0."""
 STOP_REASONS = MappingProxyType(
     {
         "tol": "converged: the bound changed by less than tol",
@@ -45,7 +45,7 @@ class ComponentSummary:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FitSummary:
-    """What `GaussianMixture.summary` returns; shown as a table.
+    """The result of `GaussianMixture.summary`, displayed as a table.
 
     Attributes
     ----------
@@ -56,11 +56,11 @@ class FitSummary:
     stop_reason : {"tol", "no-active-rows", "max-iter"}
     n_iter : int
     lower_bound, gap : float
-        Nats per row; see `GaussianMixture`. The gap is NaN where it is not known.
+        Nats per row; see `GaussianMixture`. The gap is NaN if it is not known.
     work : float
-        Passes over the data that the scored rows amount to.
+        Number of scored rows, in passes over the data.
     rows : int
-        Rows of weight above 0 that were fitted; 0 where the fit had no iteration.
+        Rows of weight above 0 that were fitted; 0 if the fit had no iteration.
     notes : tuple of str
         See `FitHistory`.
     """
@@ -78,23 +78,23 @@ class FitSummary:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        shown = shown_components(self)
-        rows = [("#", *shown.headings), *((str(number), *texts) for number, texts in shown.texts.items())]
+        table = component_texts(self)
+        rows = [("#", *table.headings), *((str(number), *texts) for number, texts in table.texts.items())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
-        return "\n".join([*self._sentences(shown), "", *lines, *filter(None, [shown.left_out])])
+        return "\n".join([*self._sentences(table), "", *lines, *filter(None, [table.omitted])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        shown = shown_components(self)
-        caption = "; ".join([*self._sentences(shown), *filter(None, [shown.left_out])])
-        rows = ((str(number), *texts) for number, texts in shown.texts.items())
-        return html_table(caption, ("#", *shown.headings), rows)
+        table = component_texts(self)
+        caption = "; ".join([*self._sentences(table), *filter(None, [table.omitted])])
+        rows = ((str(number), *texts) for number, texts in table.texts.items())
+        return html_table(caption, ("#", *table.headings), rows)
 
-    def _sentences(self, shown: ShownComponents) -> list[str]:
+    def _sentences(self, table: ComponentTexts) -> list[str]:
         named = [
-            shown.title,
+            table.title,
             f"{stop_text(self.stop_reason)}; {self.n_iter:,} iterations",
             f"work: {self.work:.4g} passes over {self.rows:,} rows",
             f"lower bound: {self.lower_bound:.9g} nats per row",
@@ -104,31 +104,31 @@ class FitSummary:
 
 
 @dataclass(frozen=True)
-class ShownComponents:
+class ComponentTexts:
     """The components of a fit as texts, for a table of any kind.
 
     Attributes
     ----------
     title : str
     headings : tuple of str
-        "weight", and the names of features.
+        "weight", then the names of features.
     texts : mapping of int to tuple of str
-        Under the number of a component, what stands below the headings: its weight, and for each feature
-        "mean ± standard deviation". Of more than 40 components the heaviest are there, in descending order.
-    left_out : str or None
-        What is not shown, and how the rest was chosen.
+        The row of a component by its number: its weight, and for each feature "mean ± standard deviation".
+        If there are more than 40 components, the 40 heaviest in descending order of weight.
+    omitted : str or None
+        A text that says which components and features are in the table, if not all.
     """
 
     title: str
     headings: tuple[str, ...]
     texts: Mapping[int, tuple[str, ...]]
-    left_out: str | None
+    omitted: str | None
 
 
-def shown_components(summary: FitSummary) -> ShownComponents:
+def component_texts(summary: FitSummary) -> ComponentTexts:
     """Return the components of a summary as texts; means that are rounding noise are 0.
 
-    Where not all features fit on a line of 80, those are shown that separate the components best.
+    If not all features fit on a line of 80, the table has those that separate the components best.
     """
     components = summary.components
     weights = np.array([component.weight for component in components])
@@ -137,33 +137,33 @@ def shown_components(summary: FitSummary) -> ShownComponents:
     scale = np.maximum(np.abs(means), deviations).max(axis=0)
     means = np.where(np.abs(means) < NOISE * scale, 0.0, means)
     k, features = means.shape
-    numbers = range(k) if k <= MOST_COMPONENTS else np.argsort(-weights, kind="stable")[:MOST_COMPONENTS]
+    numbers = range(k) if k <= MAX_COMPONENTS else np.argsort(-weights, kind="stable")[:MAX_COMPONENTS]
     names = [one_line(name) for name in summary.feature_names or (f"feature {j}" for j in range(features))]
     columns = [_mean_texts(means[:, j], deviations[:, j]) for j in range(features)]
     between = share_between_components(weights, means, deviations**2)
-    shown = _that_fit(
+    chosen = _features_on_a_line(
         [max(map(len, [name, *column])) for name, column in zip(names, columns, strict=True)], between
     )
-    left_out = []
-    if k > MOST_COMPONENTS:
-        left_out.append(f"the {MOST_COMPONENTS} heaviest of {k} components")
-    if len(shown) < features:
-        left_out.append(f"the {len(shown)} of {features} features that separate the components best")
-    return ShownComponents(
+    omitted = []
+    if k > MAX_COMPONENTS:
+        omitted.append(f"the {MAX_COMPONENTS} heaviest of {k} components")
+    if len(chosen) < features:
+        omitted.append(f"the {len(chosen)} of {features} features that separate the components best")
+    return ComponentTexts(
         f"{k} components, {summary.covariance_type} covariance, {features} features",
-        ("weight", *(names[j] for j in shown)),
-        {int(i): (f"{weights[i]:.4f}", *(columns[j][i] for j in shown)) for i in numbers},
-        "; ".join(left_out) or None,
+        ("weight", *(names[j] for j in chosen)),
+        {int(i): (f"{weights[i]:.4f}", *(columns[j][i] for j in chosen)) for i in numbers},
+        "; ".join(omitted) or None,
     )
 
 
-def _that_fit(widths: Sequence[int], between: NDArray[np.float64]) -> Sequence[int]:
-    """Return the features whose columns fit on a line: all, or of those that separate components best."""
-    if sum(widths) + BETWEEN * len(widths) <= MOST_CHARACTERS:
+def _features_on_a_line(widths: Sequence[int], between: NDArray[np.float64]) -> Sequence[int]:
+    """Return the features whose columns fit on a line: all, or those that separate components best."""
+    if sum(widths) + COLUMN_SPACE * len(widths) <= MAX_CHARACTERS:
         return range(len(widths))
     best = [int(j) for j in np.argsort(-between, kind="stable")]
-    ends = accumulate(widths[j] + BETWEEN for j in best)
-    return sorted(best[: max(1, sum(end <= MOST_CHARACTERS for end in ends))])
+    ends = accumulate(widths[j] + COLUMN_SPACE for j in best)
+    return sorted(best[: max(1, sum(end <= MAX_CHARACTERS for end in ends))])
 
 
 def share_between_components(
@@ -183,10 +183,10 @@ def share_between_components(
 
 
 def _mean_texts(means: NDArray[np.float64], deviations: NDArray[np.float64]) -> list[str]:
-    """Return "mean ± deviation" of a feature in each component, to the same decimals where that is short."""
+    """Return "mean ± deviation" of a feature in each component, with the same decimals if that is short."""
     typical, largest = float(np.median(deviations)), float(np.abs(means).max() + deviations.max())
     decimals = DIGITS - 1 - math.floor(math.log10(typical)) if typical > 0 else 0
-    if decimals > MOST_DECIMALS or not largest < LARGEST:
+    if decimals > MAX_DECIMALS or not largest < LARGEST:
         return [f"{mean:.4g} ± {deviation:.2g}" for mean, deviation in zip(means, deviations, strict=True)]
     decimals = max(decimals, 0)
     texts = []
@@ -229,4 +229,4 @@ def gap_text(gap: float | None) -> str:
     """Return an estimated gap for people."""
     if gap is None or not np.isfinite(gap):
         return "not known"
-    return f"{gap:.2g} nats per row to where it would end"
+    return f"{gap:.2g} nats per row below its final value"

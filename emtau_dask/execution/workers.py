@@ -22,9 +22,9 @@ from emtau_dask.data.dask_arrays import (
     GraphSource,
     SharedRows,
     array_of_blocks,
-    plain_zarr_of,
     shared_rows,
-    zarr_beneath,
+    unchanged_zarr_array,
+    zarr_sources_in,
 )
 from emtau_dask.data.source import RangeSource, Source, is_stored
 from emtau_dask.data.zarr_arrays import array_source, zarr_source
@@ -65,8 +65,8 @@ def shared_source(client: Any, source: Source, name: str) -> Source:
         return source
     if isinstance(source, GraphSource):
         what = f"what {name} is made from"
-        beneath = tuple(shared_rows(found, what) for found in zarr_beneath(source.array))
-        return GraphSource(source.array, beneath) if beneath else source
+        stored_inputs = tuple(shared_rows(found, what) for found in zarr_sources_in(source.array))
+        return GraphSource(source.array, stored_inputs) if stored_inputs else source
     if isinstance(source, RangeSource) and is_stored(source):
         return replace(source, ranges=shared_rows(source, name))
     return source
@@ -85,7 +85,7 @@ def shared_data(client: Any, data: Any, name: str) -> Any:
     if client is None:
         return data
     if isinstance(data, da.Array):
-        plain = plain_zarr_of(data)
+        plain = unchanged_zarr_array(data)
         return data if plain is None else shared_source(client, zarr_source(plain, data.chunks[0]), name)
     return shared_source(client, array_source(data) if isinstance(data, zarr.Array) else data, name)
 
@@ -93,7 +93,7 @@ def shared_data(client: Any, data: Any, name: str) -> Any:
 def _shared_by(source: Source) -> tuple[SharedRows, ...]:
     """Return the rows of a source that workers verify."""
     if isinstance(source, GraphSource):
-        return source.beneath
+        return source.stored_inputs
     ranges = getattr(source, "ranges", None)
     return (ranges,) if isinstance(ranges, SharedRows) else ()
 

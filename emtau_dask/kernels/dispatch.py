@@ -56,7 +56,7 @@ class Accumulator(Protocol):
         ...
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks, None where there were none; then begin again."""
+        """Return the sums over all blocks, None if there were none; then begin again."""
         ...
 
 
@@ -100,7 +100,7 @@ class RowKernels(Protocol):
 
 
 def why_not_compiled() -> str | None:
-    """Return why nothing can be compiled in this process; None where it can."""
+    """Return why nothing can be compiled in this process; None if it can."""
     found = compiled_loops()
     return found if isinstance(found, str) else None
 
@@ -222,7 +222,7 @@ class TileKernel:
         )
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks, None where there were none; then begin again."""
+        """Return the sums over all blocks, None if there were none; then begin again."""
         found = self._sums.sums()
         if self._others is None:
             return found

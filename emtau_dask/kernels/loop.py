@@ -61,7 +61,7 @@ class BlockLoops(NamedTuple):
     """The loops over blocks whose rows are scored in one form."""
 
     accumulate: Any
-    observe: Any  # None where rows are always summed
+    observe: Any  # None if rows are always summed
 
 
 def fill(constants: Any, rows: Any, buffers: Any) -> None:

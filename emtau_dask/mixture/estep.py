@@ -195,7 +195,7 @@ class BlockKernel:
     def collect(self, weights: Floats | None = None) -> None:
         """Add the statistics of the block that was scored last.
 
-        Responsibilities are multiplied in place by the weights of the rows (n,), None where each weighs 1.
+        Responsibilities are multiplied in place by the weights of the rows (n,), None if each weighs 1.
         """
         responsibilities = self._scores[:, : self._n]
         if weights is not None:
@@ -228,7 +228,7 @@ class BlockKernel:
         return Accumulated(scored.log_likelihoods, scored.total, squared)
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks collected, None where there were none; then begin again."""
+        """Return the sums over all blocks collected, None if there were none; then begin again."""
         moments = None if self._products is None else self._products.moments.total()
         if self._held:
             self._sum_held()

@@ -179,7 +179,7 @@ class KernelPlan:
     ----------
     parameters : MixtureParameters
     frame : Frame or None
-        Where the coordinates of features are formed; None where components are scored in the centred form.
+        Where the coordinates of features are formed; None if components are scored in the centred form.
     single : bool
         Whether products with features are in float32.
     reach : Reach or None

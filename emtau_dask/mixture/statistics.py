@@ -40,7 +40,7 @@ class SufficientStatistics:
     weights : ndarray of shape (K,)
         ``Σ_n s_n w_nk``, in weighted rows.
     means : ndarray of shape (K, d)
-        Weighted means; zero where the weight is.
+        Weighted means; zero if the weight is.
     scatter : ndarray
         Weighted scatter about the means, in the shape of the covariances: summed over the
         components that share a covariance, and over the features that share a variance.
@@ -61,7 +61,7 @@ def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> 
 
 
 def quotients(part: Floats, whole: Floats) -> Floats:
-    """Return ``part / whole``, zero where ``whole`` is."""
+    """Return ``part / whole``, zero if ``whole`` is."""
     return np.divide(part, whole, out=np.zeros(part.shape), where=whole > 0)
 
 
@@ -121,7 +121,7 @@ class Merger:
         self._means.append(statistics.means)
 
     def total(self) -> RowSums | None:
-        """Return all parts merged, None where there were none. To be called once, after the last part."""
+        """Return all parts merged, None if there were none. To be called once, after the last part."""
         if not self._moments and not self._weights:
             return None
         moments = self._moments[0] if self._moments else None
@@ -184,7 +184,7 @@ def remainder(
     Returns
     -------
     SufficientStatistics or None
-        None where less is left of a component.
+        None if less is left of a component.
     """
     counts = whole.weights > negligible
     left = np.where(counts, whole.weights - part.weights, 0.0)
@@ -237,7 +237,7 @@ def group_statistics(
 ) -> SufficientStatistics:
     """Return the statistics of rows that belong to one component each, as `block_statistics` does.
 
-    Rows are (n, d), float64; groups (n,) are the component of each; weights are (n,), None where every row
+    Rows are (n, d), float64; groups (n,) are the component of each; weights are (n,), None if every row
     weighs 1.
     """
     order = np.argsort(groups, kind="stable")
@@ -320,7 +320,7 @@ class PairwiseMerger(Generic[T]):
     def total(self, last: T | None = None) -> T | None:
         """Return all parts so far merged, and a ``last`` one where it is given; then begin again.
 
-        None where there are none.
+        None if there are none.
         """
         while self._results:
             _, before = self._results.pop()
@@ -366,6 +366,6 @@ class MomentSums:
             self._sum, self._rows = None, 0
 
     def total(self) -> Floats | None:
-        """Return the moments of all blocks so far, (m,), None where there were none; then begin again."""
+        """Return the moments of all blocks so far, (m,), None if there were none; then begin again."""
         last, self._sum, self._rows = self._sum, None, 0
         return self._merger.total(last)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 DEVIATIONS, WIDTHS = (1.0, 2.0), (2.0, 1.1)
-MOST_COMPONENTS, MOST_NUMBERS = 60, 40
+MAX_COMPONENTS, MOST_NUMBERS = 60, 40
 """Maximum components that are drawn, and that have a number; the heaviest are taken."""
 CURVE_POINTS = 400
 TITLE = "Components over the data's density"
@@ -82,7 +82,7 @@ class ComponentsDisplay:
         self.weights = weights
         self.means = means
         self.covariances = covariances
-        self.shown = np.sort(np.argsort(-weights, kind="stable")[:MOST_COMPONENTS])
+        self.shown = np.sort(np.argsort(-weights, kind="stable")[:MAX_COMPONENTS])
 
     @classmethod
     def from_estimator(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BINS = 20
 SURE = 0.9
-MOST_COMPONENTS = 40
+MAX_COMPONENTS = 40
 """Maximum components that are drawn; those that label the most rows are taken."""
 COLOURS, UNCERTAINTY_COLOURS = "Blues", "YlOrBr"
 TITLE, UNCERTAINTY = "Where rows are between components", "1 − largest responsibility"
@@ -82,7 +82,7 @@ class UncertaintyDisplay:
         self.largest: Floats = responsibilities.max(axis=1)
         self.sure_ = float(drawn.weights @ (self.largest >= SURE) / drawn.weights.sum())
         counts = np.bincount(self.labels, weights=drawn.weights, minlength=k)
-        self.shown = np.sort(np.argsort(-counts, kind="stable")[:MOST_COMPONENTS])
+        self.shown = np.sort(np.argsort(-counts, kind="stable")[:MAX_COMPONENTS])
         self.edges_: Floats = np.linspace(1 / k, 1.0, BINS + 1) if k > 1 else np.linspace(0.0, 1.0, BINS + 1)
         cells = np.clip(np.searchsorted(self.edges_, self.largest, side="right") - 1, 0, BINS - 1)
         joint = np.zeros((k, BINS))

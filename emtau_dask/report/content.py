@@ -19,7 +19,7 @@ from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 from emtau_dask.plot.uncertainty import SURE
 
 LONGEST = 48
-SHOWN_FEATURES, MOST_FEATURES, MOST_COMPONENTS = 6, 200, 40
+SHOWN_FEATURES, MOST_FEATURES, MAX_COMPONENTS = 6, 200, 40
 """Maximum features of the first tables, and of all; maximum components. The page says what is left out."""
 STOPPED = MappingProxyType(
     {
@@ -121,14 +121,14 @@ class Tables:
         A row for each feature, and a column for each component; None if the first table has all.
     order : tuple of str
         Features, those that separate components best first.
-    left_out : tuple of str
+    omitted : tuple of str
         Sentences on what the tables leave out.
     """
 
     components: Cells
     means: Cells | None
     order: tuple[str, ...]
-    left_out: tuple[str, ...]
+    omitted: tuple[str, ...]
 
 
 def tables_of(subject: Subject) -> Tables:
@@ -139,12 +139,12 @@ def tables_of(subject: Subject) -> Tables:
     between = share_between_components(parameters.weights, parameters.means, variances)
     by_telling = np.argsort(-between, kind="stable")
     order = by_telling if d > SHOWN_FEATURES else np.arange(d)
-    shown = np.sort(np.argsort(-parameters.weights, kind="stable")[:MOST_COMPONENTS])
-    left_out = []
-    if k > MOST_COMPONENTS:
-        left_out.append(f"The {MOST_COMPONENTS} heaviest of {k:,} components are shown.")
+    shown = np.sort(np.argsort(-parameters.weights, kind="stable")[:MAX_COMPONENTS])
+    omitted = []
+    if k > MAX_COMPONENTS:
+        omitted.append(f"The {MAX_COMPONENTS} heaviest of {k:,} components are shown.")
     if d > MOST_FEATURES:
-        left_out.append(f"Tables have the {MOST_FEATURES} of {d:,} features that separate components best.")
+        omitted.append(f"Tables have the {MOST_FEATURES} of {d:,} features that separate components best.")
     cells = [
         [_mean(parameters.means[i, j], variances[i, j]) for j in order[:MOST_FEATURES]] for i in range(k)
     ]
@@ -165,7 +165,7 @@ def tables_of(subject: Subject) -> Tables:
                 for place, j in enumerate(order[:MOST_FEATURES])
             ),
         )
-    return Tables(components, means, tuple(names[j] for j in by_telling), tuple(left_out))
+    return Tables(components, means, tuple(names[j] for j in by_telling), tuple(omitted))
 
 
 def _mean(mean: float, variance: float) -> str:

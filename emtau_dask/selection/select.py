@@ -19,9 +19,9 @@ from emtau_dask.em.settings import policy_before_data
 from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named, shown, shutdown_named
 from emtau_dask.estimator.fitting import fit_session
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.inputs import Chosen, Seeds
+from emtau_dask.estimator.inputs import FeatureChoice, Seeds
 from emtau_dask.execution.workers import verify_access
-from emtau_dask.interrupts import interrupt_saying
+from emtau_dask.interrupts import interrupt_with_text
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.policies.registry import as_policy, describe_policy
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry, selection_checkpoint
@@ -159,7 +159,7 @@ def select(
         with shutdown_named():
             return _selected(settings, data, checkpoint, observer)
     except KeyboardInterrupt:  # In place of what one of the fits says of itself.
-        raise interrupt_saying(_going_on(checkpoint)) from None
+        raise interrupt_with_text(_going_on(checkpoint)) from None
 
 
 def _going_on(checkpoint: SelectionCheckpoint | None) -> str:
@@ -196,7 +196,7 @@ def _selected(
             data["X"],
             data["sample_weight"],
             None,
-            chosen=Chosen(data["columns"]),
+            chosen=FeatureChoice(data["columns"]),
             observer=observer,
         ) as (executor, watched, sources),
         features_named(getattr(shaped, "feature_names_in_", None)),
@@ -255,7 +255,7 @@ def _begun(
 
 
 def _stored(settings: SelectionSettings) -> dict[str, Any]:
-    """Return the settings of a selection as JSON has them; raises `ConfigError` where it cannot."""
+    """Return the settings of a selection as JSON has them; raises `ConfigError` if it cannot."""
     asked = Settings.of(settings.template)
     values = {name: value for name, value in asked.stored.items() if name not in OF_A_FIT}
     values |= {

@@ -72,7 +72,7 @@ def test_a_fit_that_max_iter_stops_says_how_far_it_was_and_how_it_goes_on(data, 
     assert result.exit_code == NOT_CONVERGED
     last = result.stderr.splitlines()[-1]
     assert re.search(r"after a change of the bound by \S+ nats per row", last)
-    assert emtau(*shlex.split(re.search(r"To go on: emtau (.*)", last)[1])).exit_code == NOT_CONVERGED
+    assert emtau(*shlex.split(re.search(r"To continue: emtau (.*)", last)[1])).exit_code == NOT_CONVERGED
     assert same(tmp_path, undisturbed)
 
 
@@ -349,7 +349,7 @@ class TestPlan:
 
     def test_another_dataset_in_its_place_is_named(self, tmp_path, data):
         config = config_of(tmp_path, data, data={"path": str(data), "dataset": "digits"})
-        assert "use --overwrite to make it anew" in emtau("fit", config, "--plan").stderr
+        assert "use --overwrite to replace it" in emtau("fit", config, "--plan").stderr
         assert "3, the longest of 600 rows" in emtau("fit", config, "--plan", "--overwrite").stdout
         assert zarr.open_array(data, mode="r").shape == (1800, 3)
 

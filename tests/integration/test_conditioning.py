@@ -253,7 +253,7 @@ REFUSED: dict[str, tuple[Callable, str]] = {
     "infinity": (lambda m: m.condition([0, 1], [1.0, np.inf]), "feature 1 is given as inf"),
     "text": (lambda m: m.condition({0: "1.0"}), "feature 0 is given as '1.0'"),
     "no values": (lambda m: m.condition([0, 1]), "condition needs features and their values"),
-    "values twice": (lambda m: m.condition({0: 1.0}, [1.0]), "given has values"),
+    "values twice": (lambda m: m.condition({0: 1.0}, [1.0]), "given is a mapping with values"),
     "too few values": (lambda m: m.condition([0, 1], [1.0]), r"shape \(1,\), but 2"),
     "a matrix": (lambda m: m.condition([0, 1], ROWS[:, :2]), "conditional_mean"),
     "a name alone": (lambda m: m.marginal("width"), "a list"),

@@ -435,7 +435,7 @@ class TestRefusals:
             mixture().fit(CUBE, features="band", sample_weight=weights)
 
     def test_of_responsibilities(self):
-        with pytest.raises(InvalidDataError, match="responsibilities_init has rows in an order"):
+        with pytest.raises(InvalidDataError, match="responsibilities_init needs an order of the rows"):
             mixture().fit(CUBE, features="band", responsibilities_init=np.full((len(ROWS), K), 1 / K))
 
     def test_of_other_names_than_those_of_the_fit(self, fitted):
@@ -558,7 +558,7 @@ class TestTheCommandLine:
             (("c.nc", "--features", "lat", "--array", "x"), "has no variable 'x'"),
             (("c.nc", "--features", "lat", "--columns", "a"), "without a dataset and columns"),
             (("t.csv", "--features", "a"), "t.csv is none; leave them out"),
-            (("c.nc", *VARIABLES, "--set", "data.weights=w"), "data.weights = 'w' is no variable of c.nc"),
+            (("c.nc", *VARIABLES, "--set", "data.weights=w"), "data.weights = 'w' is not a variable of c.nc"),
             (("c.nc", *VARIABLES, "--set", "output.labels=l.csv"), "a name such as out/l.zarr"),
             (("bad.nc", *VARIABLES), "bad.nc is no netCDF or HDF5 file"),
             (("g.zarr", *VARIABLES), "g.zarr has arrays without names of dimensions"),

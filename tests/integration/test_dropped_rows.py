@@ -193,7 +193,7 @@ class TestPredictions:
 
     @pytest.mark.parametrize("kept", [2**23, 0])
     def test_outliers(self, fitted, kept, monkeypatch):
-        monkeypatch.setattr("emtau_dask.estimator.outliers.MOST_KEPT", kept)
+        monkeypatch.setattr("emtau_dask.estimator.outliers.MAX_COMPUTED", kept)
         lazy = da.from_array(ROWS, chunks=(CHUNKS, D))
         detector = MixtureOutlierDetector(FrozenEstimator(fitted), contamination=0.1).fit(lazy)
         expected = np.quantile(fitted.score_samples(COMPLETE), 0.1, method="linear" if kept else "lower")
@@ -289,7 +289,7 @@ class TestTheCommandLine:
             "data: {path: rows.zarr}\nmodel: {n_components: 3, missing: drop}\n"
             "algorithm: {name: em, compare: [{name: em-tau}]}\n"
         )
-        assert "model.missing is 'drop', but compare takes complete rows" in emtau("compare", "c.yaml").stderr
+        assert "model.missing is 'drop', but compare needs complete rows" in emtau("compare", "c.yaml").stderr
 
 
 class TestTheOtherSpelling:

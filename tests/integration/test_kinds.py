@@ -88,7 +88,7 @@ def test_what_is_no_config_is_named(given):
 def test_data_without_a_number_of_components_are_not_read_as_a_config(given):
     name, _ = given
     line = refusal("fit", name, code=2)
-    assert f"-k/--components (model.n_components) is missing: {name} is taken for data" in line
+    assert f"-k/--components (model.n_components) is missing: {name} is read as data" in line
     assert "the name of a config ends in .yaml or .yml" in line
 
 

@@ -54,7 +54,7 @@ class TestFirstLineOfNumbers:
     def test_is_refused_where_it_may_be_a_row(self, text):
         Path("a.csv").write_text(text)
         with pytest.raises(
-            InvalidDataError, match=r"a row, or names of columns.*give them.*put a line of names"
+            InvalidDataError, match=r"It may be a row, or the names.*give them.*put a line of names"
         ):
             open_source("a.csv")
         names = [name.lstrip() for name in text.splitlines()[0].split(",")]
@@ -110,9 +110,9 @@ NO_NUMBERS = {
     "dates with NaT": (DATES.where(DATES[3] != DATES), "Datetime", "total_seconds"),
     "zoned dates": (DATES.tz_localize("UTC"), "Datetime", "total_seconds"),
     "durations": (DATES - DATES[0], "Duration", "total_seconds"),
-    "text": (["u"] * 60, "String", "Leave it out"),
-    "numeric text": (["1"] * 60, "String", "Leave it out"),
-    "categories": (pd.Categorical([1, 2] * 30), "Categorical", "Leave it out"),
+    "text": (["u"] * 60, "String", "Remove it"),
+    "numeric text": (["1"] * 60, "String", "Remove it"),
+    "categories": (pd.Categorical([1, 2] * 30), "Categorical", "Remove it"),
 }
 CONTAINERS = {
     "pandas": lambda frame: frame,
@@ -252,7 +252,7 @@ class TestColumnsOfNumbers:
 
     def test_whose_names_repeat_are_refused(self):
         frame = pd.DataFrame(ROWS, columns=["x", "x"])
-        with pytest.raises(InvalidDataError, match="X has several columns 'x'; give each a name of its own"):
+        with pytest.raises(InvalidDataError, match="X has several columns 'x'; give each a different name"):
             GaussianMixture(2).fit(frame)
 
 
@@ -307,7 +307,7 @@ class TestNamesOfFolders:
 
     def test_that_are_text_are_left_out_with_a_warning_and_refused_if_named(self, table):
         place = table(self.FRAME.assign(region=["north", "a b"] * 150, g=[1, 2] * 150), "region", "g")
-        with pytest.warns(UserWarning, match=r"column.s. 'region', which hold no whole numbers"):
+        with pytest.warns(UserWarning, match=r"column.s. 'region', which do not hold whole numbers"):
             source = open_source(place)
         assert source.names == ("a", "b", "g")
         with pytest.raises(InvalidDtypeError, match=r"column 'region' of .* a folder is named region="):
@@ -557,7 +557,7 @@ class TestAttributesOfZarr:
     @pytest.mark.parametrize("scale", ["thousand", 10**400, [1, 2], True])
     def test_that_are_no_numbers_are_refused(self, scale):
         zarr.create_array("b.zarr", data=ROWS).attrs["scale_factor"] = scale
-        with pytest.raises(InvalidDataError, match=r"attribute scale_factor of .*, which is no number"):
+        with pytest.raises(InvalidDataError, match=r"attribute scale_factor of .*, which is not a number"):
             open_source("b.zarr")
 
     def test_that_make_dates_of_numbers_are_refused(self):

@@ -363,7 +363,7 @@ class TestCommandLine:
         )
         ended = emtau("compare", "c.yaml")
         assert ended.exit_code != 0
-        assert "model.missing is 'marginalise', but compare takes complete rows" in ended.stderr
+        assert "model.missing is 'marginalise', but compare needs complete rows" in ended.stderr
 
 
 IN_ITS_OWN_PROCESS = """

@@ -124,7 +124,7 @@ def test_a_fit_that_was_refused_shows_the_error_and_no_bar(ran):
 def test_after_an_interrupt_the_bar_says_so_and_the_last_line_says_how_to_go_on(ran):
     kind, last = last_line(ran, "interrupted")
     assert kind == "KeyboardInterrupt"
-    assert "Go on from the last commit, " in last
+    assert "Continue from the last commit, " in last
     assert "GaussianMixture.resume('run.zarr', X)" in last
     (bar,) = outputs(ran, "interrupted", "display_data")
     stopped = re.search(r"stopped in iteration (\d+) .*% of 20 chunks", bar.data["text/plain"])

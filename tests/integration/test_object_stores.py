@@ -23,7 +23,7 @@ from fits import ROWS, assert_same_bits, mixture, quietly
 
 from emtau_dask import EMTau, GaussianMixture, InvalidDataError
 from emtau_dask.data.opening import as_dask, as_source, open_source
-from emtau_dask.data.parquet import is_parquet
+from emtau_dask.data.parquet_files import is_parquet
 
 pytest_plugins = "s3server"
 

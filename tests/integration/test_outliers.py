@@ -73,7 +73,7 @@ class TestQuantile:
 
     @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
     def test_of_many_it_is_an_order_statistic_within_a_millionth(self, make, monkeypatch):
-        monkeypatch.setattr(outliers, "MOST_KEPT", 0)
+        monkeypatch.setattr(outliers, "MAX_COMPUTED", 0)
         for n in (1, 2, 9, 500):
             values = make(np.random.default_rng(n), n)
             for share in SHARES:
@@ -86,7 +86,7 @@ class TestQuantile:
 
     @pytest.mark.parametrize(("kept", "passes"), [(2**23, 1), (999, 2)])
     def test_how_often_it_computes_each_block(self, kept, passes, monkeypatch):
-        monkeypatch.setattr(outliers, "MOST_KEPT", kept)
+        monkeypatch.setattr(outliers, "MAX_COMPUTED", kept)
         lazy, asked = blocks_counted(normal(np.random.default_rng(0), 1000), chunks=100)
         with dask.config.set(scheduler="synchronous"):
             score_quantile(lazy, 0.1)
@@ -101,7 +101,7 @@ class TestQuantile:
 
     @pytest.mark.parametrize("kept", [2**23, -1])
     def test_no_values(self, kept, monkeypatch):
-        monkeypatch.setattr(outliers, "MOST_KEPT", kept)
+        monkeypatch.setattr(outliers, "MAX_COMPUTED", kept)
         with pytest.raises(InvalidDataError, match="no rows"):
             score_quantile(in_chunks(np.empty(0), 1), 0.1)
 

@@ -131,6 +131,6 @@ def test_rows_that_stand_for_others_hold_no_responsibilities_to_compare(tmp_path
         "algorithm": {"name": "em", "compare": [{"name": "em-sampled"}]},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ConfigError, match=r"'em-sampled'.* stand for others"):
+    with pytest.raises(ConfigError, match=r"'em-sampled'.* no responsibilities to compare"):
         comparison_of(load_config(tmp_path / "config.yaml"), SilentObserver())
     assert not (tmp_path / "digits.zarr").exists()

@@ -44,7 +44,7 @@ SAID = re.compile(
     r"emtau: interrupted("
     r"| before the first commit; there is nothing to resume"
     r"|; the last commit is intact\. Resume with: emtau resume out/run\.zarr"
-    r"|; it did not end by itself and was cut off\. .* Resume with: emtau resume out/run\.zarr)"
+    r"|; it did not end by itself and was killed\. .* Resume with: emtau resume out/run\.zarr)"
 )
 
 

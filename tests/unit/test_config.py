@@ -202,7 +202,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ("modle.n_init=2", ["modle", "nearest valid key is model"]),
         ("modle=", ["modle is not a known key", "nearest valid key is model"]),
         ("model.init={seed: 3}", ["model.init.seed", "nearest valid key is model.init.dirichlet_seed"]),
-        ("data.dataset_options.rows=3", ["data", "given a dataset where dataset_options are set"]),
+        ("data.dataset_options.rows=3", ["data", "given with a dataset if dataset_options are set"]),
         ("algorithm.threshold=0.5", ["algorithm.threshold", "0.5", "auto does not take it"]),
         (
             "algorithm={name: em-tau, threshold: 0.5}",

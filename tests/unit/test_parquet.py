@@ -11,7 +11,7 @@ import pytest
 from pyarrow.parquet import encryption
 
 from emtau_dask.data.opening import as_dask, open_source
-from emtau_dask.data.parquet import is_parquet
+from emtau_dask.data.parquet_files import is_parquet
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError
 
 VALUES = np.arange(60.0)

@@ -290,21 +290,21 @@ class TestTheEnd:
         assert not scratch.exists()
 
     def test_a_file_under_way_when_it_comes_goes_too(self, store, scratch, monkeypatch):
-        cache, write = RowCache("mine", 0), rowcache._File.write
+        cache, write = RowCache("mine", 0), rowcache._CachedFile.write
 
         def write_late(folder, found):
             release_rows("mine")
             folder.mkdir()
             return write(folder, found)
 
-        monkeypatch.setattr(rowcache._File, "write", write_late)
+        monkeypatch.setattr(rowcache._CachedFile, "write", write_late)
         cache.keep(0, rows_at([1]))
         assert list(scratch.iterdir()) == []
         assert store._tokens == {}
 
     def test_what_is_not_used_for_long_goes_when_another_comes(self, store, cache, scratch, monkeypatch):
         RowCache("old", cache.limit).keep(0, rows_at([1]))
-        monkeypatch.setattr(rowcache, "IDLE_SECONDS", -1.0)
+        monkeypatch.setattr(rowcache, "MAX_IDLE_SECONDS", -1.0)
         cache.keep(0, rows_at([1]))
         assert list(store._tokens) == ["mine"]
         assert store._bytes in (0, rows_at([1]).nbytes)

@@ -72,11 +72,11 @@ class TestSamples:
     def test_a_sample_of_a_share_of_its_own_is_nested_among_them(self):
         samples, (chunk_range,) = Samples(5, SHARES), chunk_ranges((N,)).values()
         inside = samples.positions(chunk_range, np.arange(N))
-        between = samples.below(chunk_range, inside[1], 1 / 128)
+        between = samples.within_share(chunk_range, inside[1], 1 / 128)
         assert np.isin(inside[0], between).all()
         assert np.isin(between, inside[1]).all()
         assert stats.binomtest(len(between), N, 1 / 128).pvalue > 1e-4
-        np.testing.assert_array_equal(samples.below(chunk_range, inside[1], 1.0), inside[1])
+        np.testing.assert_array_equal(samples.within_share(chunk_range, inside[1], 1.0), inside[1])
 
     def test_other_seeds_draw_others_independently(self):
         a, b = (set(members(Samples(seed, (0.25,)), CHUNKINGS["one"])[0].tolist()) for seed in (0, 1))

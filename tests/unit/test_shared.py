@@ -75,7 +75,7 @@ def test_other_values_are_refused_until_they_are_the_same(forgetful):
     reader.value = np.nextafter(0.0, 1.0)
     for _ in range(2):
         with pytest.raises(
-            InvalidDataError, match=r"process \d+ on .* sees other data .* as weights .*rows 0 to 10"
+            InvalidDataError, match=r"process \d+ on .* sees other data as weights .*rows 0 to 10"
         ):
             rows.read(0, 1)
     reader.value = 0.0

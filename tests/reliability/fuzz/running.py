@@ -68,7 +68,7 @@ KINDS = {
     "zarr 3": Kind(zarrs.make_v3, zarrs.mutate, zarrs.target, 5, ZARR, ".zarr"),
     "zarr 2": Kind(zarrs.make_v2, zarrs.mutate, zarrs.target, 4, ZARR, ".zarr"),
     "parquet": Kind(
-        parquet.make, parquet.mutate, parquet.target, 5, (*OPENED, "data.parquet.part_at"), ".parquet"
+        parquet.make, parquet.mutate, parquet.target, 5, (*OPENED, "data.parquet_files.part_at"), ".parquet"
     ),
     "config": Kind(configs.make, configs.mutate, configs.target, 4, ("cli.yaml.",), ".yaml"),
     "model": Kind(
