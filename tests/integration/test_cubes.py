@@ -174,9 +174,8 @@ class TestStored:
         data = xr.open_zarr(stored, chunks=None)
         assert mixture().fit(data, features=NAMES).predict(data).chunks == chunks
 
-    @pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4", "scipy"])
+    @pytest.mark.parametrize("engine", ["h5netcdf", "scipy"])
     def test_by_netcdf(self, engine, tmp_path, theirs):
-        pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
         SET.to_netcdf(tmp_path / "cube.nc", engine=engine)
         for options in ({}, {"chunks": {"time": 1}}):
             with xr.open_dataset(tmp_path / "cube.nc", engine=engine, **options) as data:
@@ -498,7 +497,6 @@ class TestTheCommandLine:
         if first in "23":
             data.to_zarr(name, zarr_format=int(first), consolidated=bool(rest))
         else:
-            pytest.importorskip(first)
             data.to_netcdf(name, engine=first)
         command("fit", name, *self.VARIABLES, *self.QUICK, "-o", "out")
         model = GaussianMixture.load("out/model.zarr")
