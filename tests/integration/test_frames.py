@@ -137,7 +137,7 @@ def test_a_frame_with_a_name_twice_is_refused(library):
         twice = pa.table(list(twice.to_numpy().T), names=list(twice))
     elif library == "dask":
         twice = dd.from_pandas(twice, npartitions=3, sort=False)
-    with pytest.raises(InvalidDataError, match=r"several columns.*a name of its own"):
+    with pytest.raises(InvalidDataError, match=r"several columns.*a different name"):
         mixture().fit(twice, columns=["x", "y"])
 
 
