@@ -32,7 +32,7 @@ def with_columns(data: Any, columns: Sequence[str]) -> Any:
         frame = data if of_dask else nw.from_native(data, pass_through=True, allow_series=False)
     except nw.exceptions.DuplicateError as error:
         raise InvalidDataError(
-            f"X has several columns of one name ({one_line(error)}). Give each a name of its own."
+            f"X has several columns of one name ({one_line(error)}). Give each a different name."
         ) from error
     if not of_dask and not isinstance(frame, (nw.DataFrame, nw.LazyFrame)):
         raise InvalidDataError(
