@@ -304,6 +304,11 @@ def _cube(
     in_memory: bool,
 ) -> Cube:
     chunks = cells.chunks[:-1]
+    if np.isnan(cells.size):
+        raise InvalidDataError(
+            "X has chunks of unknown sizes. Call compute_chunk_sizes() of its dask arrays, such as "
+            "X.data.compute_chunk_sizes(), before."
+        )
     rows = in_blocks(cells, (block_sizes(chunks), (len(names),)))
     return Cube(rows, names, features, dims, chunks, coords, in_memory)
 

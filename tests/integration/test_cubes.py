@@ -50,6 +50,8 @@ SET = CUBE.drop_vars(["centre", "by_band_and_lat"]).to_dataset("band")
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Duplicate dimension names")
     TWICE = xr.DataArray(np.zeros((2, 2, D)), dims=("lat", "lat", "band"))
+LAZY = da.from_array(ROWS, chunks=(80, D))
+UNKNOWN = xr.DataArray(LAZY[LAZY[:, 0] > 0], dims=("cell", "band"), coords={"band": NAMES})
 ORDERS = list(itertools.permutations(CUBE.dims))
 
 
@@ -391,6 +393,7 @@ class TestRefusals:
             (CUBE[0, 0, 0], "band", r"X has no rows.*expand_dims"),
             (TWICE, "lat", "dimension twice: 'lat', 'lat', 'band'"),
             (TWICE, "band", "dimension twice: 'lat', 'lat', 'band'"),
+            (UNKNOWN, "band", r"X\.data\.compute_chunk_sizes\(\)"),
             (ROWS, "band", "X is of the type ndarray"),
             (da.from_array(ROWS), ["a"], "X is of the type Array"),
         ],
