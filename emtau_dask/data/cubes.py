@@ -188,9 +188,12 @@ def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[s
                 f"variables, such as X[{one!r}], or name variables, {remedy}"
             )
         features = [features]
-    names = list(features) if np.iterable(features) else []
+    in_order = np.iterable(features) and not isinstance(features, (set, frozenset))
+    names = list(features) if in_order else []
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise InvalidDataError(f"features = {short(features)} must be different variables, {remedy}")
+        raise InvalidDataError(
+            f"features = {short(features)} must be a list of different variables, {remedy}"
+        )
     for name in names:
         if name not in data.variables:
             near = _nearest(name, data.variables)

@@ -141,6 +141,11 @@ def test_a_frame_with_a_name_twice_is_refused(library):
         mixture().fit(twice, columns=["x", "y"])
 
 
+def test_columns_without_an_order_are_refused():
+    with pytest.raises(InvalidDataError, match="must be a list of one or more different names"):
+        mixture().fit(WIDE, columns={"x", "y"})
+
+
 def test_columns_of_an_array_are_refused():
     with pytest.raises(InvalidDataError, match=r"columns = \['x'\] .*data frame.*ndarray"):
         mixture().fit(ROWS, columns=["x"])
