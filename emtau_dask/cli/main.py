@@ -27,6 +27,7 @@ from emtau_dask.cli.options import (
     fit_options,
     json_option,
     log_option,
+    names_in,
     options_given,
     out_argument,
     overwrite_option,
@@ -282,7 +283,8 @@ def compare(config: Path, overrides: list[str]) -> None:
 )
 @click.option(
     "--keep",
-    callback=lambda *given: () if given[-1] is None else tuple(given[-1].split(",")),
+    multiple=True,
+    callback=lambda *given: tuple(name for text in given[-1] for name in names_in(text)),
     metavar="COLUMN,...",
     help="Columns of DATA, parquet or CSV, of any type, that a table OUT has before the labels.",
 )

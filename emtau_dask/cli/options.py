@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
 import re
@@ -37,6 +38,13 @@ class LocalPath(click.Path):
 
 
 config_argument = click.argument("config", type=LocalPath())
+
+
+def names_in(text: str) -> list[str]:
+    """Return names separated by commas; one with a comma is in double quotes."""
+    return next(csv.reader([text]), [])
+
+
 out_argument = click.argument("out", type=LocalPath())
 _traceback = "Show the traceback of an error."
 debug_option = click.option(
@@ -45,7 +53,7 @@ debug_option = click.option(
 array_option = click.option("--array", help="Member of DATA, where it is a zarr group.")
 columns_option = click.option(
     "--columns",
-    callback=lambda *given: given[-1].split(",") if given[-1] else None,
+    callback=lambda *given: names_in(given[-1]) if given[-1] else None,
     help="Columns of DATA, separated by commas, where it is parquet or CSV.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -157,14 +165,14 @@ OPTIONS = (
         "data.columns",
         "A,B,C",
         "Columns of parquet or CSV that are features.",
-        lambda text: text.split(","),
+        names_in,
     ),
     FitOption(
         ("--features",),
         "data.features",
         "A,B,C",
         "Variables of netCDF or xarray's zarr that are features, or one dimension; the others are the rows.",
-        lambda text: text.split(","),
+        names_in,
     ),
     FitOption(("--array",), "data.array", "NAME", "Member of a zarr group that holds the rows.", str),
     FitOption(

@@ -23,6 +23,7 @@ from emtau_dask.cli.resuming import override_keys
 from emtau_dask.cli.terminal import echo
 from emtau_dask.cli.yaml import ENDINGS
 from emtau_dask.errors import CheckpointCorruptError, ConfigError, EmtauError, short
+from emtau_dask.estimator.inputs import BY_DEFAULT
 from emtau_dask.progress import watching
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
 from emtau_dask.selection.criteria import SelectionSettings, checked_settings
@@ -136,7 +137,7 @@ def run_selection(
             )
     inputs, plan = inputs_within_memory(config, overwrite=False)
     with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
-        data = {"X": inputs.data, "sample_weight": inputs.weights, "columns": None}
+        data = {"X": inputs.data, "sample_weight": inputs.weights, "chosen": BY_DEFAULT}
         selection = select(settings, data, checkpoint=checkpoint, observer=observer)
     if outputs is None:
         return SelectionResult(selection, None, None)

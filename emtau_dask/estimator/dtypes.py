@@ -73,6 +73,8 @@ def check_real_numbers(data: Any, what: str) -> None:
             f"{what}.collect(), or, if it does not fit in memory, the path of a parquet file of it{file}."
         )
     if isinstance(frame, nw.DataFrame):
+        if not frame.columns:
+            raise InvalidDataError(f"{what} has no columns; give a data frame with at least one feature.")
         for column in frame.iter_columns():
             _check_column(column, f"column {column.name!r} of {what}", f"{what}[{column.name!r}]")
     elif isinstance(frame, nw.Series):

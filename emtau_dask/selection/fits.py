@@ -25,7 +25,6 @@ from emtau_dask.errors import (
 )
 from emtau_dask.estimator.fitting import fit_estimator, publish
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.inputs import FeatureChoice
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.execution.executor import Executor
 from emtau_dask.mixture.covariance_types import structure_named
@@ -174,7 +173,7 @@ def fit_to_all_rows(
                 data["X"],
                 data["sample_weight"],
                 None,
-                chosen=FeatureChoice(data["columns"]),
+                chosen=data["chosen"],
                 observer=observer,
             )
     else:
@@ -185,7 +184,7 @@ def fit_to_all_rows(
             data["X"],
             sample_weight=data["sample_weight"],
             responsibilities_init=None,
-            chosen=FeatureChoice(data["columns"]),
+            chosen=data["chosen"],
             observer=observer,
         )
     mixture._warn_unless_converged()

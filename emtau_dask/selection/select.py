@@ -56,6 +56,7 @@ def select_components(  # noqa: PLR0913
     sample_rows: int | None = None,
     finalists: int = 2,
     columns: Any = None,
+    features: Any = None,
     checkpoint: Any = None,
     sample_weight: Any = None,
 ) -> ComponentSelection:
@@ -89,6 +90,7 @@ def select_components(  # noqa: PLR0913
         Maximum candidates that are fitted to all rows: the best one, and those that may overtake it by their
         expected gain. With 1 only the best one is fitted.
     columns : sequence of str, optional
+    features : str or sequence of str, optional
         See `GaussianMixture.fit`.
     checkpoint : str, Path or zarr store, optional
         A folder or URL that keeps what is done; see `GaussianMixture`. The same call with the same place goes
@@ -140,7 +142,7 @@ def select_components(  # noqa: PLR0913
     settings = checked_settings(
         n_components, covariance_types, criterion, random_state, estimator, sample_rows, finalists
     )
-    data = {"X": X, "sample_weight": sample_weight, "columns": columns}
+    data = {"X": X, "sample_weight": sample_weight, "chosen": FeatureChoice(columns, features)}
     return select(settings, data, checkpoint=selection_checkpoint(checkpoint))
 
 
@@ -151,7 +153,7 @@ def select(
     checkpoint: SelectionCheckpoint | None,
     observer: FitObserver | None = None,
 ) -> ComponentSelection:
-    """Run a selection from ``X``, ``sample_weight`` and ``columns``; see `select_components`.
+    """Run a selection from ``X``, ``sample_weight`` and ``chosen`` features; see `select_components`.
 
     By default its observer is one that suits standard output.
     """
@@ -196,7 +198,7 @@ def _selected(
             data["X"],
             data["sample_weight"],
             None,
-            chosen=FeatureChoice(data["columns"]),
+            chosen=data["chosen"],
             observer=observer,
         ) as (executor, watched, sources),
         features_named(getattr(shaped, "feature_names_in_", None)),

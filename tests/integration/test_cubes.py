@@ -20,7 +20,7 @@ from oracles import starts
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
-from emtau_dask import CheckpointMismatchError, GaussianMixture, InvalidDataError
+from emtau_dask import CheckpointMismatchError, GaussianMixture, InvalidDataError, select_components
 from emtau_dask.data.cubes import cube_of
 from emtau_dask.errors import InvalidDtypeError
 
@@ -340,13 +340,13 @@ KILLED = """
 import os, signal, sys
 import xarray as xr
 from emtau_dask import GaussianMixture
-from emtau_dask.checkpoint.writer import CheckpointJournal
-save = CheckpointJournal.save
+from emtau_dask.checkpoint.writer import CheckpointStateStore
+save = CheckpointStateStore.save
 def counted(self, state, *, commit):
     save(self, state, commit=commit)
     if state.current is not None and state.current.iteration == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-CheckpointJournal.save = counted
+CheckpointStateStore.save = counted
 model = GaussianMixture(3, algorithm="em-tau", random_state=0, tol=1e-9, checkpoint=sys.argv[2])
 model.fit(xr.open_zarr(sys.argv[1]), features=["temperature", "salinity", "oxygen"])
 """
@@ -614,3 +614,9 @@ class TestTheCommandLine:
         ended = emtau("fit", "c.nc", *self.VARIABLES, *self.QUICK)
         assert ended.exit_code == 1
         assert "needs xarray; install it with: pip install 'emtau_dask[xarray]'" in ended.stderr
+
+
+def test_the_number_of_components_is_chosen_on_a_cube():
+    chosen = select_components(SET, [1, 2], features=NAMES, random_state=0)
+    assert chosen.best_estimator_.feature_names_in_.tolist() == NAMES
+    assert [record.n_components for record in chosen.table_] == [1, 2]

@@ -239,13 +239,13 @@ KILLED = """
 import os, signal, sys
 import zarr
 from emtau_dask import GaussianMixture
-from emtau_dask.checkpoint.writer import CheckpointJournal
-save = CheckpointJournal.save
+from emtau_dask.checkpoint.writer import CheckpointStateStore
+save = CheckpointStateStore.save
 def counted(self, state, *, commit):
     save(self, state, commit=commit)
     if state.current is not None and state.current.iteration == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-CheckpointJournal.save = counted
+CheckpointStateStore.save = counted
 settings = {"algorithm": "em-tau", "missing": "drop", "random_state": 0, "tol": 1e-9}
 GaussianMixture(3, **settings, checkpoint=sys.argv[2]).fit(sys.argv[1])
 """

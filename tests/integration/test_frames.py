@@ -149,3 +149,8 @@ def test_columns_without_an_order_are_refused():
 def test_columns_of_an_array_are_refused():
     with pytest.raises(InvalidDataError, match=r"columns = \['x'\] .*data frame.*ndarray"):
         mixture().fit(ROWS, columns=["x"])
+
+
+def test_a_frame_without_columns_is_refused():
+    with pytest.raises(InvalidDataError, match="X has no columns"):
+        mixture().fit(FRAME[[]])

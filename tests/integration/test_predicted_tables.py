@@ -462,3 +462,10 @@ def test_a_fit_and_its_resume_write_the_table_that_a_config_names(place, labels)
     assert not found.equals(short)
     expected = GaussianMixture.load("run/model.zarr").predict(X)
     np.testing.assert_array_equal(np.asarray(found["label"]).astype(int), expected)
+
+
+def test_columns_may_be_named_one_by_one_and_hold_commas(place, model):
+    frame = TABLE.to_pandas().rename(columns={"kind": "kind, of trip"})
+    frame.to_parquet("c.parquet", index=False)
+    predicted("c.parquet", "o.parquet", "--keep", "name", "--keep", '"kind, of trip",count')
+    assert pq.read_schema("o.parquet").names == ["name", "kind, of trip", "count", "label"]
