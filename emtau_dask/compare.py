@@ -58,7 +58,7 @@ def _scored(kernels: RowKernels, rows: Floats) -> tuple[Floats, Floats]:
     """
     if kernels.by_tiles:
         check_compiler()
-    kernel: Scorer = kernels.made(len(rows))
+    kernel: Scorer = kernels.acquire(len(rows))
     responsibilities = np.empty((len(rows), kernels.plan.parameters.n_components))
     log_likelihoods = np.empty(len(rows))
     for begin in range(0, len(rows), kernel.n_rows):

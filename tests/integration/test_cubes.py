@@ -521,7 +521,7 @@ class TestTheCommandLine:
             (("c.nc", "--features", "temperatur"), "no variable 'temperatur'. Did you mean 'temperature'?"),
             (("c.nc", "--features", "lat"), "Name the variable: --array NAME"),
             (("c.nc", "--features", "lat", "--array", "x"), "has no variable 'x'"),
-            (("c.nc", "--features", "lat", "--columns", "a"), "without a dataset and columns"),
+            (("c.nc", "--features", "lat", "--columns", "a"), "without dataset and columns"),
             (("t.csv", "--features", "a"), "t.csv is none; leave them out"),
             (("c.nc", *VARIABLES, "--set", "data.weights=w"), "data.weights = 'w' is not a variable of c.nc"),
             (("c.nc", *VARIABLES, "--set", "output.labels=l.csv"), "a name such as out/l.zarr"),

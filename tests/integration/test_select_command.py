@@ -185,7 +185,7 @@ def test_what_cannot_be_asked_is_refused(options):
 
 
 def test_a_config_and_no_data_are_refused():
-    assert "takes data" in refusal("fit.yaml", "--components", "2:3")
+    assert "give data to emtau select" in refusal("fit.yaml", "--components", "2:3")
     assert "does not exist" in refusal("none.zarr", "--components", "2:3", code=1)
 
 
