@@ -172,6 +172,11 @@ def open_rows_or_cube(
     """
     cube = cube_at(place, None, array, fitted)
     if cube is not None and columns is None:
+        if fitted is not None and cube.names != tuple(fitted):
+            raise InvalidDataError(
+                f"{place} has the features {list(cube.names)}; the fit had {list(fitted)}. "
+                "Give the same ones in the same order."
+            )
         return as_source(cube.rows, ndim=2, what=place), cube
     return open_rows(place, array=array, columns=columns, observer=observer), None
 

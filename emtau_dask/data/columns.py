@@ -43,7 +43,14 @@ class KeptColumns:
         """Yield the rows from first to last, a few at a time; raises `InvalidDataError`."""
         for part in self.parts:
             for table in part.read():
-                yield table if table.schema == self.schema else table.cast(self.schema)
+                try:
+                    table = table if table.schema == self.schema else table.cast(self.schema)
+                except loaded_pyarrow().ArrowInvalid as error:
+                    raise InvalidDataError(
+                        f"{part.place} has a value to keep that the type which its column has in all files "
+                        f"cannot hold ({error}). Convert the column to one type, or leave it out of --keep."
+                    ) from error
+                yield table
 
 
 class RowsInOrder:

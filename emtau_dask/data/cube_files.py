@@ -15,7 +15,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.storage import LocalStore
 
-from emtau_dask.data.cubes import Cube, cube_of, feature_names
+from emtau_dask.data.cubes import Cube, cube_of, dimensions_named
 from emtau_dask.errors import InvalidDataError, MissingPackageError
 from emtau_dask.storage.errors import read_errors
 from emtau_dask.storage.locations import kind_of
@@ -24,6 +24,8 @@ from emtau_dask.storage.zarr_check import StrictStore
 
 FILES = ("a netCDF file", "an HDF5 file")
 """Kinds that are read as cubes alone."""
+COMPONENT = "component"
+"""Name of the dimension of probabilities."""
 EXTRA = "install it with: pip install 'emtau_dask[xarray]'"
 
 
@@ -62,7 +64,16 @@ def open_dataset(path: str) -> Any:
         warnings.filterwarnings("ignore", message="Failed to open Zarr store with consolidated")
         try:
             return xarray.open_dataset(place, **options)
+        except KeyError as error:
+            raise InvalidDataError(
+                f"{path} has arrays without names of dimensions, so xarray did not write it ({error}). Leave "
+                "features out, and name the array that holds the rows."
+            ) from error
         except ValueError as error:
+            if "did not find a match" in str(error):
+                raise InvalidDataError(
+                    f"{path} is no netCDF or HDF5 file, or is damaged. Check the name, or write it again."
+                ) from error
             if "IO backends" not in str(error) and "dependencies" not in str(error):
                 raise
             raise MissingPackageError(f"reading {path} needs h5netcdf or netCDF4; {EXTRA}") from error
@@ -91,12 +102,7 @@ def open_cube(
     if features is None:
         if array is None and fitted is not None and set(fitted) <= set(data.data_vars):
             return cube_of(data, list(fitted), fitted)
-        found = [
-            (each, dim)
-            for each in arrays.values()
-            for dim in each.dims
-            if fitted is not None and feature_names(each, dim) == tuple(fitted)
-        ]
+        found = [(each, dim) for each in arrays.values() for dim in dimensions_named(each, fitted)]
         return cube_of(found[0][0], found[0][1], fitted) if len(found) == 1 else None
     if array is None and not (len(features) == 1 and features[0] in data.dims):
         return cube_of(data, list(features), fitted)
@@ -125,6 +131,8 @@ class CubeWriter:
     cube : Cube
     results : sequence of (str, dtype, tuple of int, float or None)
         The name of each, its type, the shape of one row's values, () or (K,), and what stands for no value.
+
+    Raises `InvalidDataError` if a coordinate or a dimension of the cube has such a name.
     """
 
     def __init__(
@@ -136,10 +144,18 @@ class CubeWriter:
         import xarray
 
         outline = xarray.Dataset(coords=cube.coords).drop_encoding().load()
+        inner = [COMPONENT] if any(row_shape for _, _, row_shape, _ in results) else []
+        names = [*(name for name, *_ in results), *inner]
+        taken = [name for name in names if name in cube.dims or name in outline.coords]
+        if taken:
+            raise InvalidDataError(
+                f"the rows have a dimension or a coordinate {taken[0]!r}, as what is written of them. Rename "
+                f"it, for example with xarray's data.rename({taken[0]}='of_x')."
+            )
         sizes, longest = tuple(map(sum, cube.chunks)), tuple(max(each, default=1) for each in cube.chunks)
         for name, dtype, row_shape, fill in results:
             zeros = da.zeros((*sizes, *row_shape), dtype=dtype, chunks=(*longest, *row_shape))
-            outline[name] = (*cube.dims, *["component"][: len(row_shape)]), zeros
+            outline[name] = (*cube.dims, *inner[: len(row_shape)]), zeros
             outline[name].encoding = {} if fill is None else {"_FillValue": fill}
         with _as_xarray_writes():
             outline.to_zarr(group.store, mode="a", compute=False, consolidated=False, zarr_format=3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from emtau_dask.data.source import CHUNK_BYTES, check_dtype
 from emtau_dask.errors import InvalidDataError, short
 
+MOST_BYTES = 2**28
 NO_LABEL = -1
 """What integers that are written have in the place of NaN."""
 Chunks = tuple[tuple[int, ...], ...]
@@ -152,6 +153,11 @@ def cube_of(data: Any, features: Any, fitted: Sequence[str] | None) -> Cube | No
     if hasattr(data, "data_vars"):
         names = _variables(data, features, fitted)
         return _of_variables([data[name] for name in names], names, data)
+    if len(set(data.dims)) < data.ndim:
+        raise InvalidDataError(
+            f"X has a dimension twice: {_listed(data.dims)}. Give each a name of its own, for example with "
+            "xarray.DataArray(X.data, dims=[...])."
+        )
     dim = _dimension(data, features, fitted)
     return None if dim is None else _of_dimension(data, dim)
 
@@ -182,9 +188,12 @@ def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[s
                 f"variables, such as X[{one!r}], or name variables, {remedy}"
             )
         features = [features]
-    names = list(features) if np.iterable(features) else []
+    in_order = np.iterable(features) and not isinstance(features, (set, frozenset))
+    names = list(features) if in_order else []
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise InvalidDataError(f"features = {short(features)} must be different variables, {remedy}")
+        raise InvalidDataError(
+            f"features = {short(features)} must be a list of different variables, {remedy}"
+        )
     for name in names:
         if name not in data.variables:
             near = _nearest(name, data.variables)
@@ -195,9 +204,7 @@ def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[s
 def _dimension(array: Any, features: Any, fitted: Sequence[str] | None) -> Any:
     """Return the dimension of a DataArray that is that of the features; None for a matrix without any."""
     if features is None:
-        found = [
-            dim for dim in array.dims if fitted is not None and feature_names(array, dim) == tuple(fitted)
-        ]
+        found = dimensions_named(array, fitted)
         if len(found) == 1 or array.ndim == 2:
             return found[0] if len(found) == 1 else None
         of_fit = "" if fitted is None else f", none of them with the names of the fit, {short(list(fitted))}"
@@ -218,6 +225,16 @@ def _dimension(array: Any, features: Any, fitted: Sequence[str] | None) -> Any:
     return features
 
 
+def dimensions_named(array: Any, fitted: Sequence[str] | None) -> list[Any]:
+    """Return the dimensions of a DataArray whose features are those of a fit, in any order."""
+    wanted = set(() if fitted is None else fitted)
+    return [
+        dim
+        for dim, size in array.sizes.items()
+        if wanted and size == len(wanted) and set(feature_names(array, dim)) == wanted
+    ]
+
+
 def feature_names(array: Any, dim: Any) -> tuple[str, ...]:
     """Return the labels of a dimension as text, or its name and numbers if they are none, or repeat."""
     labels = tuple(str(label) for label in array.indexes.get(dim, ()))
@@ -232,7 +249,7 @@ def _of_dimension(array: Any, dim: Any) -> Cube:
     _check_rows(dims, f"its features, {dim!r}")
     in_memory = _in_memory(array)
     if array.chunks is None:
-        array = array.chunk(_chunks_of(array, {dim}, array.dtype, 1))
+        array = array.chunk(_chunks_of(array, array.sizes, {dim: (array.sizes[dim],)}, array.dtype, 1))
     cells = array.transpose(*dims, dim).data.rechunk({len(dims): -1})
     template = array.drop_vars([name for name, each in array.coords.items() if dim in each.dims])
     names = feature_names(array, dim)
@@ -248,10 +265,12 @@ def _of_variables(arrays: Sequence[Any], names: Sequence[str], data: Any) -> Cub
     in_memory = all(map(_in_memory, arrays))
     unread = [array for array in arrays if array.chunks is None]
     if unread:
-        chunks = _chunks_of(max(unread, key=lambda array: array.size), set(), dtype, len(arrays))
-        whole = dict.fromkeys(dims, -1)
+        given = {dim: chunk for array in arrays for dim, chunk in array.chunksizes.items()}
+        sizes = {dim: data.sizes[dim] for dim in dims}
+        largest = max(unread, key=lambda array: array.size)
+        chunks = _chunks_of(largest, sizes, given, dtype, len(arrays))
         arrays = [
-            array.chunk({dim: (whole | chunks)[dim] for dim in array.dims}) if array.chunks is None else array
+            array.chunk({dim: chunks[dim] for dim in array.dims}) if array.chunks is None else array
             for array in arrays
         ]
     pairs: list[Any] = []
@@ -288,6 +307,11 @@ def _cube(
     in_memory: bool,
 ) -> Cube:
     chunks = cells.chunks[:-1]
+    if np.isnan(cells.size):
+        raise InvalidDataError(
+            "X has chunks of unknown sizes. Call compute_chunk_sizes() of its dask arrays, such as "
+            "X.data.compute_chunk_sizes(), before."
+        )
     rows = in_blocks(cells, (block_sizes(chunks), (len(names),)))
     return Cube(rows, names, features, dims, chunks, coords, in_memory)
 
@@ -306,15 +330,27 @@ def _in_memory(array: Any) -> bool:
 
 
 def _chunks_of(
-    array: Any, whole: set[Any], dtype: np.dtype[Any], features: int
-) -> dict[Any, tuple[int, ...]]:
-    """Return chunks for an array that has none: multiples of those of its file, of about 16 MiB of rows."""
+    array: Any, sizes: Mapping[Any, int], given: Mapping[Any, Any], dtype: np.dtype[Any], features: int
+) -> dict[Any, Any]:
+    """Return chunks of dimensions of these ``sizes`` for an array that has none, and for others beside it.
+
+    Those that are not ``given`` are those of its file, or several of them next to each other. Blocks of all
+    ``features`` take about 16 MiB, or as much as chunks of the file do, but at most 256 MiB.
+    """
     stored = array.encoding.get("preferred_chunks") or {}
-    previous = tuple(stored.get(dim, size) for dim, size in array.sizes.items()) if stored else None
-    wanted = tuple(-1 if dim in whole else "auto" for dim in array.dims)
-    limit = max(dtype.itemsize, CHUNK_BYTES // features)
-    chunks = da.core.normalize_chunks(wanted, array.shape, limit=limit, dtype=dtype, previous_chunks=previous)
-    return dict(zip(array.dims, chunks, strict=True))
+    chunk = {
+        dim: max(given[dim]) if dim in given else min(size, stored.get(dim, 1)) for dim, size in sizes.items()
+    }
+    taken = features * dtype.itemsize * math.prod(chunk.values())
+    for dim in chunk:
+        if taken > MOST_BYTES and dim not in given:
+            smaller = max(1, chunk[dim] * MOST_BYTES // taken)
+            taken, chunk[dim] = taken * smaller // chunk[dim], smaller
+    room = CHUNK_BYTES // max(1, taken)
+    for dim in reversed([dim for dim in chunk if dim not in given]):
+        times = max(1, min(room, -(-sizes[dim] // max(1, chunk[dim]))))
+        room, chunk[dim] = room // times, min(sizes[dim], chunk[dim] * times)
+    return {**chunk, **given}
 
 
 def block_sizes(chunks: Chunks) -> tuple[int, ...]:

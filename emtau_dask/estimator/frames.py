@@ -8,7 +8,7 @@ from typing import Any
 
 import sklearn
 
-from emtau_dask.errors import ConfigError, InvalidDataError, short
+from emtau_dask.errors import ConfigError, InvalidDataError, one_line, short
 
 OUTPUTS = ("default", "pandas", "polars")
 LABEL, PROBABILITY, LOG_LIKELIHOOD = "label", "probability", "log_likelihood"
@@ -23,12 +23,17 @@ def with_columns(data: Any, columns: Sequence[str]) -> Any:
     Raises
     ------
     InvalidDataError
-        The data are no frame, or have no such column.
+        The data are no frame, have no such column, or repeat names of columns.
     """
     import narwhals as nw  # Only frames need it.
 
     of_dask = hasattr(data, "to_dask_array")
-    frame = data if of_dask else nw.from_native(data, pass_through=True, allow_series=False)
+    try:
+        frame = data if of_dask else nw.from_native(data, pass_through=True, allow_series=False)
+    except nw.exceptions.DuplicateError as error:
+        raise InvalidDataError(
+            f"X has several columns of one name ({one_line(error)}). Give each a different name."
+        ) from error
     if not of_dask and not isinstance(frame, (nw.DataFrame, nw.LazyFrame)):
         raise InvalidDataError(
             f"columns = {short(list(columns))} can be chosen where X is a data frame or the path of parquet "

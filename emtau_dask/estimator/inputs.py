@@ -89,7 +89,8 @@ def _paths(data: Any) -> tuple[str, ...] | None:
 
 
 def _checked_columns(columns: Any) -> list[str]:
-    names = [] if isinstance(columns, str) or not np.iterable(columns) else list(columns)
+    in_order = np.iterable(columns) and not isinstance(columns, (str, set, frozenset))
+    names = list(columns) if in_order else []
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise InvalidDataError(
             f"columns = {short(columns)} must be a list of one or more different names, such as ['x', 'y']."

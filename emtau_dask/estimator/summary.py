@@ -187,7 +187,10 @@ def _mean_texts(means: NDArray[np.float64], deviations: NDArray[np.float64]) -> 
     typical, largest = float(np.median(deviations)), float(np.abs(means).max() + deviations.max())
     decimals = DIGITS - 1 - math.floor(math.log10(typical)) if typical > 0 else 0
     if decimals > MAX_DECIMALS or not largest < LARGEST:
-        return [f"{mean:.4g} ± {deviation:.2g}" for mean, deviation in zip(means, deviations, strict=True)]
+        digits = min(15, max(4, decimals + 1 + math.floor(math.log10(largest)))) if typical > 0 else 4
+        return [
+            f"{mean:.{digits}g} ± {deviation:.2g}" for mean, deviation in zip(means, deviations, strict=True)
+        ]
     decimals = max(decimals, 0)
     texts = []
     for mean, deviation in zip(means, deviations, strict=True):

@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+import warnings
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -13,12 +14,14 @@ import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from commands import emtau
 from oracles import starts
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask import CheckpointMismatchError, GaussianMixture, InvalidDataError
+from emtau_dask.data.cubes import cube_of
 from emtau_dask.errors import InvalidDtypeError
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
@@ -44,6 +47,11 @@ CUBE = xr.DataArray(
 )
 CHUNKS = {"time": 2, "lat": (4, 2), "lon": 5, "band": 2}
 SET = CUBE.drop_vars(["centre", "by_band_and_lat"]).to_dataset("band")
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Duplicate dimension names")
+    TWICE = xr.DataArray(np.zeros((2, 2, D)), dims=("lat", "lat", "band"))
+LAZY = da.from_array(ROWS, chunks=(80, D))
+UNKNOWN = xr.DataArray(LAZY[LAZY[:, 0] > 0], dims=("cell", "band"), coords={"band": NAMES})
 ORDERS = list(itertools.permutations(CUBE.dims))
 
 
@@ -154,9 +162,22 @@ class TestStored:
             assert_alike(found, theirs)
             assert found.history_[0].chunks_processed > 1 or options
 
-    @pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4", "scipy"])
+    @pytest.mark.parametrize(
+        ("chunk_bytes", "chunks"),
+        [
+            (1, ((2, 2), (3, 3), (5, 5))),
+            (3 * 8 * 60, ((2, 2), (3, 3), (10,))),
+            (3 * 8 * 120, ((2, 2), (6,), (10,))),
+            (2**24, ((4,), (6,), (10,))),
+        ],
+    )
+    def test_without_dask_whole_chunks_are_read(self, chunk_bytes, chunks, stored, monkeypatch):
+        monkeypatch.setattr("emtau_dask.data.cubes.CHUNK_BYTES", chunk_bytes)
+        data = xr.open_zarr(stored, chunks=None)
+        assert mixture().fit(data, features=NAMES).predict(data).chunks == chunks
+
+    @pytest.mark.parametrize("engine", ["h5netcdf", "scipy"])
     def test_by_netcdf(self, engine, tmp_path, theirs):
-        pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
         SET.to_netcdf(tmp_path / "cube.nc", engine=engine)
         for options in ({}, {"chunks": {"time": 1}}):
             with xr.open_dataset(tmp_path / "cube.nc", engine=engine, **options) as data:
@@ -176,6 +197,14 @@ class TestStored:
         assert 0 < len(complete) < len(rows)
         found = mixture(missing="drop").fit(opened, features=NAMES)
         assert_alike(found, SklearnMixture(K, max_iter=5, tol=0, **START).fit(complete), rtol=1e-5)
+
+    @pytest.mark.parametrize("chunks", [None, {"b": 1000}])
+    def test_variables_that_share_no_dimension_have_small_chunks(self, chunks):
+        data = xr.Dataset({"c": ("a", np.arange(3000.0)), "d": ("b", np.arange(3000.0))})
+        data["d"] = data.d if chunks is None else data.d.chunk(chunks)
+        rows = cube_of(data, ["c", "d"], None).rows
+        assert rows.shape == (3000**2, 2)
+        assert max(rows.chunks[0]) * 2 * 8 <= 2**24
 
     def test_no_more_than_some_chunks_are_held_at_a_time(self):
         held, most, loads = Counter(), [], []
@@ -357,11 +386,15 @@ class TestRefusals:
             (SET, None, r"Dataset: say which .*salinity \('time', 'lat', 'lon'\)"),
             (SET, "lon", r"'lon' is a dimension of X, which is a Dataset\. Give one of its variables"),
             (SET, ["temprature"], r"no variable 'temprature'\. Did you mean 'temperature'\?"),
-            (SET, ["oxygen", "oxygen"], "must be different variables"),
-            (SET, [], "must be different variables"),
-            (SET, 3, "must be different variables"),
+            (SET, ["oxygen", "oxygen"], "must be a list of different variables"),
+            (SET, [], "must be a list of different variables"),
+            (SET, set(NAMES), "must be a list of different variables"),
+            (SET, 3, "must be a list of different variables"),
             (SET[["temperature"]].isel(time=0, lat=0, lon=0), ["temperature"], "X has no rows"),
             (CUBE[0, 0, 0], "band", r"X has no rows.*expand_dims"),
+            (TWICE, "lat", "dimension twice: 'lat', 'lat', 'band'"),
+            (TWICE, "band", "dimension twice: 'lat', 'lat', 'band'"),
+            (UNKNOWN, "band", r"X\.data\.compute_chunk_sizes\(\)"),
             (ROWS, "band", "X is of the type ndarray"),
             (da.from_array(ROWS), ["a"], "X is of the type Array"),
         ],
@@ -418,6 +451,11 @@ class TestRefusals:
         with pytest.raises(InvalidDataError, match="the fit had"):
             fitted.predict(SET, features=NAMES[::-1])
 
+    @pytest.mark.parametrize("data", [CUBE, CUBE[0, 0], CUBE[0, 0].chunk()])
+    def test_of_labels_in_another_order_than_in_the_fit(self, fitted, data):
+        with pytest.raises(InvalidDataError, match=r"'oxygen', 'salinity', 'temperature'.*the fit had"):
+            fitted.predict(data.sel(band=NAMES[::-1]))
+
     def test_of_a_dimension_that_is_the_result_s(self, fitted):
         with pytest.raises(InvalidDataError, match=r"rename\(component='of_x'\)"):
             fitted.predict_proba(CUBE.rename(lon="component"))
@@ -463,7 +501,6 @@ class TestTheCommandLine:
         if first in "23":
             data.to_zarr(name, zarr_format=int(first), consolidated=bool(rest))
         else:
-            pytest.importorskip(first)
             data.to_netcdf(name, engine=first)
         command("fit", name, *self.VARIABLES, *self.QUICK, "-o", "out")
         model = GaussianMixture.load("out/model.zarr")
@@ -525,17 +562,51 @@ class TestTheCommandLine:
             (("t.csv", "--features", "a"), "t.csv is none; leave them out"),
             (("c.nc", *VARIABLES, "--set", "data.weights=w"), "data.weights = 'w' is not a variable of c.nc"),
             (("c.nc", *VARIABLES, "--set", "output.labels=l.csv"), "a name such as out/l.zarr"),
-            (("bad.nc", *VARIABLES), "bad.nc"),
+            (("bad.nc", *VARIABLES), "bad.nc is no netCDF or HDF5 file"),
+            (("g.zarr", *VARIABLES), "g.zarr has arrays without names of dimensions"),
+            (("none.nc", *VARIABLES), "none.nc does not exist"),
         ],
     )
     def test_refusals(self, arguments, said):
         SET.to_netcdf("c.nc")
         Path("t.csv").write_text("a,b\n1,2\n", encoding="utf-8")
         Path("bad.nc").write_bytes(b"no netCDF")
+        zarr.open_group("g.zarr", mode="w").create_array("X", data=ROWS)
         ended = emtau("fit", *arguments, *self.QUICK, "-o", "out")
         assert ended.exit_code in (1, 2)
         assert said in " ".join(ended.stderr.split())
         assert not Path("out/model.zarr").exists()
+
+    def test_groups_that_xarray_did_not_write_are_labelled_as_ever(self):
+        mixture().fit(CUBE, features="band").save("model.zarr")
+        zarr.open_group("g.zarr", mode="w").create_array("X", data=ROWS)
+        command("predict", "model.zarr", "g.zarr", "out.zarr")
+        labels = zarr.open_group("out.zarr", mode="r")["labels"][:]
+        np.testing.assert_array_equal(labels, mixture().fit(ROWS).predict(ROWS))
+
+    @pytest.mark.parametrize("cells", [CUBE, CUBE[0, 0]])
+    @pytest.mark.parametrize("name", ["c.nc", "c.zarr"])
+    def test_labels_in_another_order_than_in_the_fit_are_refused(self, fitted, name, cells):
+        swapped = cells.sel(band=NAMES[::-1]).reset_coords(drop=True).to_dataset(name="x")
+        swapped.to_netcdf(name) if name == "c.nc" else swapped.to_zarr(name)
+        fitted.save("m.zarr")
+        assert "the fit had ['temperature'" in command("predict", "m.zarr", name, "l.zarr", code=1).stderr
+
+    @pytest.mark.parametrize(
+        "taken",
+        [
+            SET.rename(lon="component"),
+            SET.assign_coords(component=SET.lat),
+            SET.assign_coords(scores=SET.lat),
+            SET.rename(time="labels"),
+        ],
+    )
+    def test_names_of_the_results_are_refused_in_the_data(self, fitted, taken):
+        fitted.save("m.zarr")
+        taken.to_netcdf("c.nc")
+        ended = command("predict", "m.zarr", "c.nc", "l.zarr", "--proba", "--scores", code=1)
+        assert "a dimension or a coordinate" in ended.stderr
+        assert not Path("l.zarr").exists()
 
     def test_says_which_extra_is_missing(self, monkeypatch):
         SET.to_netcdf("c.nc")

@@ -130,6 +130,22 @@ def test_a_column_that_a_frame_lacks_is_refused_with_the_nearest(library):
         mixture().fit(CONTAINERS[library](WIDE), columns=["x", "idemt"])
 
 
+@pytest.mark.parametrize("library", ["pandas", "pyarrow", "dask"])
+def test_a_frame_with_a_name_twice_is_refused(library):
+    twice = pd.concat([WIDE, WIDE[["x"]]], axis=1)
+    if library == "pyarrow":
+        twice = pa.table(list(twice.to_numpy().T), names=list(twice))
+    elif library == "dask":
+        twice = dd.from_pandas(twice, npartitions=3, sort=False)
+    with pytest.raises(InvalidDataError, match=r"several columns.*a different name"):
+        mixture().fit(twice, columns=["x", "y"])
+
+
+def test_columns_without_an_order_are_refused():
+    with pytest.raises(InvalidDataError, match="must be a list of one or more different names"):
+        mixture().fit(WIDE, columns={"x", "y"})
+
+
 def test_columns_of_an_array_are_refused():
     with pytest.raises(InvalidDataError, match=r"columns = \['x'\] .*data frame.*ndarray"):
         mixture().fit(ROWS, columns=["x"])

@@ -199,6 +199,14 @@ class TestSeveralFiles:
         assert found.select(["count", "kind"]).to_pylist() == expected.select(["count", "kind"]).to_pylist()
         np.testing.assert_array_equal(found["label"], labels_of(model, expected))
 
+    def test_values_that_the_joint_type_cannot_hold_are_refused(self, place):
+        large = pa.array([2**53 + 1] * 30)
+        pq.write_table(TABLE.slice(0, 30).set_column(9, "count", large), "part-1.parquet")
+        pq.write_table(TABLE.slice(30).set_column(9, "count", pa.array([0.5] * 30)), "part-2.parquet")
+        line = refused("part-*", "o.parquet", "--keep", "count", code=1)
+        assert "part-1.parquet has a value to keep that" in line
+        assert "leave it out of --keep" in line
+
     def test_of_two_formats_are_joined_where_both_are_text(self, place, model):
         pq.write_table(TABLE.slice(0, 30), "a.parquet")
         TABLE.slice(30).select(["x", "y", "kind", "count"]).to_pandas().to_csv("b.csv", index=False)

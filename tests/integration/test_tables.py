@@ -69,6 +69,19 @@ def test_piped_tables_are_plain_and_narrow(place, monkeypatch, arguments):
     assert "…" not in result.stdout
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1.7e9, 1e15])
+@pytest.mark.parametrize("deviation", [0.02, 1.0, 300.0])
+def test_means_are_told_apart_far_from_0(offset, deviation):
+    model = model_of(np.random.default_rng(0).normal(size=(100, 1)))
+    means = offset + deviation * np.array([0.0, 2.0])
+    model.weights_ = np.array([0.5, 0.5])
+    model.means_ = means[:, np.newaxis]
+    model.covariances_ = np.full((2, 1, 1), deviation**2)
+    model.precisions_cholesky_ = np.full((2, 1, 1), 1 / deviation)
+    found = [float(each) for each in re.findall(r"(\S+) ±", shown(model))]
+    np.testing.assert_allclose(found, means, rtol=1e-14, atol=deviation / 10)
+
+
 class TestNumbersThatAreRoundingNoise:
     @pytest.mark.parametrize("features", [2, 6])
     def test_are_0(self, features):
