@@ -90,11 +90,11 @@ class Rows:
 
 
 def _chunk(kernels: Kernels, rows: np.ndarray) -> tuple[SufficientStatistics | None, float]:
-    kernel = kernels.made(len(rows))
+    kernel = kernels.acquire(len(rows))
     total = 0.0
     for begin in range(0, len(rows), kernel.n_rows):
         total += kernel.accumulate(rows[begin : begin + kernel.n_rows], None, None).total
-    sums = kernels.finished(kernel)
+    sums = kernels.release(kernel)
     return None if sums is None else kernels.plan.statistics(sums), total
 
 

@@ -101,7 +101,7 @@ def seconds_of_chunks(plan: KernelPlan, chunks: list[np.ndarray], *, compiled: b
     def accumulate(rows: np.ndarray) -> None:
         kernels = Kernels(plan, compiled=compiled)
         assert kernels.by_tiles is compiled, "the plan does not go by tiles"
-        kernel = kernels.made(n_rows)
+        kernel = kernels.acquire(n_rows)
         ready.wait()
         began = time.perf_counter()
         for begin in range(0, n_rows, kernel.n_rows):

@@ -58,15 +58,15 @@ def _scored(kernels: RowKernels, rows: Floats) -> tuple[Floats, Floats]:
     """
     if kernels.by_tiles:
         check_compiler()
-    kernel: Scorer = kernels.made(len(rows))
+    kernel: Scorer = kernels.acquire(len(rows))
     responsibilities = np.empty((len(rows), kernels.plan.parameters.n_components))
     log_likelihoods = np.empty(len(rows))
     for begin in range(0, len(rows), kernel.n_rows):
         where = slice(begin, begin + kernel.n_rows)
         _, parts = kernel.score(rows[where], responsibilities=True)
-        for found in parts:
-            responsibilities[where][found.places] = found.responsibilities.T
-            log_likelihoods[where][found.places] = found.log_likelihoods
+        for part in parts:
+            responsibilities[where][part.places] = part.responsibilities.T
+            log_likelihoods[where][part.places] = part.log_likelihoods
     return responsibilities, log_likelihoods
 
 
@@ -186,8 +186,8 @@ class _EvaluationTask(DigestingTask[tuple[LoadedChunk, NDArray[Any] | None], Eva
         loaded, where = self.loader.load(item.chunk_range, *chunk_blocks), item.chunk_range
         return loaded, None if self.labels is None else self.labels.load(where, label_blocks).values
 
-    def compute(self, item: EStepItem, found: tuple[LoadedChunk, NDArray[Any] | None]) -> Evaluation:
-        loaded, labels = found
+    def compute(self, item: EStepItem, loaded_labels: tuple[LoadedChunk, NDArray[Any] | None]) -> Evaluation:
+        loaded, labels = loaded_labels
         n_rows = len(loaded.rows)
         positions = loaded.positions()
         classes = np.zeros(n_rows, dtype=np.intp)
@@ -213,9 +213,9 @@ class _EvaluationTask(DigestingTask[tuple[LoadedChunk, NDArray[Any] | None], Eva
         )
 
     def digests(
-        self, item: EStepItem, found: tuple[LoadedChunk, NDArray[Any] | None]
+        self, item: EStepItem, loaded_labels: tuple[LoadedChunk, NDArray[Any] | None]
     ) -> tuple[ChunkDigest, ...]:
-        return found[0].digests()
+        return loaded_labels[0].digests()
 
 
 @dataclass(frozen=True)

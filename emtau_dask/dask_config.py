@@ -1,4 +1,4 @@
-"""What a user sets in dask's configuration under ``emtau``."""
+"""The settings in dask's configuration under ``emtau``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class DaskSettings:
     Attributes
     ----------
     cache_bytes : int or "auto"
-        ``emtau.cache-bytes``: bytes that each process may keep in memory between passes; 0 keeps nothing.
-        What "auto", the default, stands for depends on the fit and its memory (`em.memory.automatic_cache`).
+        ``emtau.cache-bytes``: maximum bytes that each process caches between passes; 0 caches nothing. The
+        value of "auto", the default, depends on the fit and its memory (`em.memory.automatic_cache`).
     read_ahead_bytes : int
-        ``emtau.read-ahead-bytes``: bytes that a pass may hold read ahead; 0 reads nothing ahead.
+        ``emtau.read-ahead-bytes``: maximum bytes that a pass reads ahead; 0 reads nothing ahead.
     compiled, direct_reads : "auto", "always" or "never"
-        ``emtau.compiled``, and ``emtau.direct-reads`` (which counts in the process that reads).
+        ``emtau.compiled``, and ``emtau.direct-reads`` (the setting of the process that reads).
     """
 
     cache_bytes: int | Literal["auto"]
@@ -37,12 +37,12 @@ class DaskSettings:
 
 
 def read_settings() -> DaskSettings:
-    """Return the settings of dask's configuration now.
+    """Return the current settings.
 
     Raises
     ------
     ConfigError
-        One is neither a number of bytes nor one of the words that it may be.
+        A setting is neither a number of bytes nor one of its allowed texts.
     """
     return DaskSettings(
         _bytes_or_auto("emtau.cache-bytes"),

@@ -1,7 +1,7 @@
 """Datasets that `emtau dataset` writes: digits, example1, mnist, mixture.
 
-A block of `mixture` depends only on the seed, the shape of the parameters and its number, not on the
-chunks in which it is stored or the number of all rows.
+A block of `mixture` depends only on the seed, the shape of the parameters and its number, not on the chunks
+or the number of all rows.
 """
 
 from __future__ import annotations
@@ -184,11 +184,11 @@ def make_dataset(
     EmtauError
         Existing data at ``path`` may not be replaced.
     InvalidDataError
-        The dataset cannot be made: wrong source, no network, no room on the disk.
+        The dataset cannot be created: wrong source, no network, no space on the disk.
     """
     with new_group(path, overwrite=overwrite) as group:
         dataset = DATASETS[name](**options)
-        _check_room(dataset, path)
+        _check_disk_space(dataset, path)
         stored = {**_stored_options(name, options), "chunk_rows": dataset.chunk_rows}
         group.attrs.update({"dataset": name, "options": stored, "description": dataset.description})
         _fill(group, dataset, name, observer)
@@ -198,7 +198,7 @@ def make_dataset(
 def outlined_dataset(name: str, options: Mapping[str, Any]) -> zarr.Group:
     """Return the group that `make_dataset` would write, in memory and without rows.
 
-    Its arrays have the shapes, types and chunks of the dataset's. No row is made.
+    Its arrays have the shapes, types and chunks of the dataset. No rows are computed.
     """
     group = zarr.create_group(MemoryStore(), zarr_format=3)
     _row_writers(group, DATASETS[name](**options))
@@ -212,10 +212,10 @@ def holds_dataset(name: str, options: Mapping[str, Any], path: Path) -> bool:
     stored = attributes.get("options")
     if attributes.get("dataset") != name or not isinstance(stored, dict):
         return False
-    wanted = _stored_options(name, options)
-    if wanted["chunk_rows"] is None:
-        wanted["chunk_rows"] = stored.get("chunk_rows")
-    return bool(stored == wanted)
+    expected = _stored_options(name, options)
+    if expected["chunk_rows"] is None:
+        expected["chunk_rows"] = stored.get("chunk_rows")
+    return bool(stored == expected)
 
 
 def _stored_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def _row_writers(group: zarr.Group, dataset: Dataset) -> tuple[RowWriter, RowWri
     return rows, RowWriter(group, "labels", (n,), np.dtype(np.int32), chunk_rows=chunk_rows)
 
 
-def _check_room(dataset: Dataset, path: Path) -> None:
+def _check_disk_space(dataset: Dataset, path: Path) -> None:
     needed = dataset.rows * (dataset.features * 8 + 4)
     free = shutil.disk_usage(path.parent).free
     if needed > free:

@@ -56,16 +56,16 @@ def masked_url(url: str) -> str:
     """
     links = []
     for link in _CHAIN.split(url):
-        found = _WHOLE.fullmatch(link)
-        links.append(link if found is None else f"{found[1]}{_without_secrets(found[1], found[2])}")
+        match = _WHOLE.fullmatch(link)
+        links.append(link if match is None else f"{match[1]}{_without_secrets(match[1], match[2])}")
     return "::".join(links)
 
 
 def _without_secrets(scheme: str, rest: str) -> str:
     if scheme.lower().startswith(_LOCAL):
         return rest
-    found = re.search("[?#]", rest)
-    bare, mark, more = (rest, "", "") if found is None else rest.partition(found[0])
+    match = re.search("[?#]", rest)
+    bare, mark, more = (rest, "", "") if match is None else rest.partition(match[0])
     host, slash, path = bare.partition("/")
     _, at, name = host.rpartition("@")
     if at:
@@ -86,17 +86,17 @@ def masked(text: str) -> str:
     text = _URL.sub(_masked_match, text)
     text = _BEFORE_AT.sub(_masked_user, text)
     text = _QUERY.sub(f"?{HIDDEN}", text)
-    return _SETTING.sub(lambda found: f"{found[1]}={HIDDEN}", text)
+    return _SETTING.sub(lambda match: f"{match[1]}={HIDDEN}", text)
 
 
-def _masked_match(found: re.Match[str]) -> str:
-    url = found[2].rstrip(_END)
-    return f"{found[1]}{_without_secrets(found[1], url)}{found[2][len(url) :]}"
+def _masked_match(match: re.Match[str]) -> str:
+    url = match[2].rstrip(_END)
+    return f"{match[1]}{_without_secrets(match[1], url)}{match[2][len(url) :]}"
 
 
-def _masked_user(found: re.Match[str]) -> str:
-    user = _USER.search(found[0])
-    return found[0] if user is None else f"{found[0][: user.start()]}{HIDDEN}@"
+def _masked_user(match: re.Match[str]) -> str:
+    user = _USER.search(match[0])
+    return match[0] if user is None else f"{match[0][: user.start()]}{HIDDEN}@"
 
 
 def masked_values(content: Any) -> Any:
@@ -216,7 +216,7 @@ def features_named(names: Sequence[str] | None) -> Iterator[None]:
 
     def named(text: str) -> str:
         return re.sub(
-            r"\bfeature (\d+)\b(?!, ')", lambda found: f"{found[0]}, {str(names[int(found[1])])!r}", text
+            r"\bfeature (\d+)\b(?!, ')", lambda match: f"{match[0]}, {str(names[int(match[1])])!r}", text
         )
 
     try:
@@ -323,9 +323,9 @@ def shutdown_named() -> Iterator[None]:
         if "shutdown" not in str(error) or _begins_threads():
             raise
         raise ShutdownError(
-            f"Python is shutting down, and begins no more work in other threads ({error}). Let the main "
+            f"Python is shutting down, and starts no more work in other threads ({error}). Let the main "
             "thread wait for this one before it ends, for example by thread.join(). The last commit of a "
-            "checkpoint is intact; GaussianMixture.resume goes on from it."
+            "checkpoint is intact; GaussianMixture.resume continues from it."
         ) from error
 
 
@@ -357,11 +357,11 @@ def line_of_user() -> FrameType:
     """Return the line outside this package from which this thread entered it."""
     package = f"{__name__.partition('.')[0]}."
     frame: FrameType | None = sys._getframe()
-    found = sys._getframe()
+    caller = sys._getframe()
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(package):
-            found = frame.f_back or frame
+            caller = frame.f_back or frame
         frame = frame.f_back
-    while found.f_globals.get("__name__") == "contextlib" and found.f_back is not None:
-        found = found.f_back
-    return found
+    while caller.f_globals.get("__name__") == "contextlib" and caller.f_back is not None:
+        caller = caller.f_back
+    return caller

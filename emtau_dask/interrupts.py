@@ -1,12 +1,12 @@
 """Interruption of a computation by Ctrl-C and SIGTERM, and threads that can be interrupted while waiting.
 
 Python raises `KeyboardInterrupt` between any two instructions of the main thread. If that happens inside
-Python's own waiting, a lock may stay taken, and another thread waits for it without end. So the handler of
-the command line (`handler_of_signals`) raises nothing inside `interruptible`: it notes the signal, and `look`
-raises the interrupt while the main thread waits for tasks, and between chunks. In Python, whose own handler
-raises at once, only the resulting errors are corrected.
+Python's own waiting, a lock may stay locked, and another thread waits for it without end. So the handler of
+the command line (`handler_of_signals`) raises nothing inside `interruptible`: it records the signal, and
+`look` raises the interrupt while the main thread waits for tasks, and between chunks. In Python, whose own
+handler raises at once, only the resulting errors are corrected.
 
-An interrupt may happen anywhere in `concurrent.futures` and `queue`, and leave one of their locks taken.
+An interrupt may happen anywhere in `concurrent.futures` and `queue`, and leave one of their locks locked.
 Their threads then wait for it without end, and so does the interpreter when it ends. So the waiting thread
 here, mostly the main one, uses single calls of C (`queue.SimpleQueue`), which an interrupt cannot split;
 and no thread keeps the interpreter from ending.
@@ -39,16 +39,16 @@ class _Signals:
 
     Attributes
     ----------
-    held : int
-        Number of `interruptible` blocks that it is in.
-    heard : bool
-        Whether one came.
-    due : bool
+    depth : int
+        Number of nested `interruptible` blocks.
+    received : bool
+        Whether a signal was received.
+    pending : bool
         Whether an interrupt must still be raised for it.
     """
 
     def __init__(self) -> None:
-        self.held, self.heard, self.due = 0, False, False
+        self.depth, self.received, self.pending = 0, False, False
 
 
 _SIGNALS = _Signals()
@@ -58,10 +58,10 @@ def _is_main() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
-def _heed(*_: object) -> None:
-    if not _SIGNALS.heard:
-        _SIGNALS.heard = _SIGNALS.due = True
-        if not _SIGNALS.held:
+def _handle_signal(*_: object) -> None:
+    if not _SIGNALS.received:
+        _SIGNALS.received = _SIGNALS.pending = True
+        if not _SIGNALS.depth:
             look()
 
 
@@ -70,25 +70,25 @@ def handler_of_signals() -> Callable[..., None]:
 
     Later signals would disturb the work after the interrupt.
     """
-    _SIGNALS.heard = _SIGNALS.due = False
-    return _heed
+    _SIGNALS.received = _SIGNALS.pending = False
+    return _handle_signal
 
 
 def look() -> None:
-    """Raise `KeyboardInterrupt` in the main thread, once, if a signal came."""
-    if _SIGNALS.due and _is_main():
-        _SIGNALS.due = False
+    """Raise `KeyboardInterrupt` in the main thread, once, if a signal was received."""
+    if _SIGNALS.pending and _is_main():
+        _SIGNALS.pending = False
         raise KeyboardInterrupt
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a signal interrupt the block where it looks, at the latest when it ends.
+    """Let a signal interrupt the block when it calls `look`, at the latest when it ends.
 
-    An error that an interrupt brought about, such as of a future of dask's, is raised as the interrupt.
+    An error that an interrupt caused, for example in a future of dask, is raised as the interrupt.
     """
-    held, handled = int(_is_main()), sys.exc_info()[1]
-    _SIGNALS.held += held
+    depth, handled = int(_is_main()), sys.exc_info()[1]
+    _SIGNALS.depth += depth
     try:
         yield
     except Exception as error:
@@ -96,7 +96,7 @@ def interruptible() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     finally:
-        _SIGNALS.held -= held
+        _SIGNALS.depth -= depth
     look()
 
 
@@ -106,12 +106,12 @@ def interruptible_at_once() -> Iterator[None]:
     if not _is_main():
         yield
         return
-    held, _SIGNALS.held = _SIGNALS.held, 0
+    depth, _SIGNALS.depth = _SIGNALS.depth, 0
     try:
         look()
         yield
     finally:
-        _SIGNALS.held = held
+        _SIGNALS.depth = depth
 
 
 def interrupt_with_text(note: str) -> KeyboardInterrupt:
@@ -126,16 +126,16 @@ def interrupt_with_text(note: str) -> KeyboardInterrupt:
 
 
 class Stop:
-    """Whether the tasks of a pass must end: each looks before it begins, and between chunks."""
+    """A flag that ends the tasks of a pass; each checks it before it begins, and between chunks."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def look(self) -> None:
-        """Raise `KeyboardInterrupt` if they must end, or if a signal came in the main thread."""
+        """Raise `KeyboardInterrupt` if they must end, or if the main thread received a signal."""
         if self.asked:
             raise KeyboardInterrupt
-        if _SIGNALS.due:
+        if _SIGNALS.pending:
             look()
 
 
@@ -186,9 +186,10 @@ class Threads:
 
 
 def _is_interrupt(error: BaseException | None, handled: BaseException | None) -> bool:
-    """Return whether an interrupt brought an error about; `Thread.start` may make a RuntimeError of one.
+    """Return whether an interrupt caused an error; `Thread.start` may convert one to a RuntimeError.
 
-    What the caller ``handled`` when the block began has not: a fit may be resumed after an interrupt.
+    An interrupt that the caller already ``handled`` when the block began does not count: a fit may be resumed
+    after an interrupt.
     """
     while error is not None and error is not handled and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
@@ -206,7 +207,7 @@ class Calls(Generic[K, T]):
     submit : callable (callable) -> object
         Lets some thread make a call, or makes it.
     stop : Stop
-        Is set then; long calls look at it.
+        Is set in these cases; long calls check it.
     """
 
     def __init__(self, submit: Callable[[Callable[[], None]], Any], stop: Stop) -> None:

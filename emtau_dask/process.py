@@ -8,8 +8,8 @@ to wake up, and another thread may meanwhile have finished a call of NumPy and t
 lock again. After the interval the waiting thread gets the lock for certain. With glibc,
 malloc keeps the memory of freed arrays for the next ones.
 
-All are process-wide. The first holder sets the first two, and the last one sets them back, in whatever
-thread. After an interrupt just there they may stay set until the next holder is done.
+All are process-wide. The first holder sets the first two, and the last one restores them, in any thread.
+After an interrupt at that moment they may stay set until the next holder is done.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _IMPORTED = uuid4().hex
 
 
 class ProcessObjects:
-    """Objects by the function that makes them; a forked process begins with none."""
+    """Objects by the function that creates them; a forked process begins without any."""
 
     def __init__(self) -> None:
         self.begin()
@@ -177,8 +177,8 @@ os.register_at_fork(after_in_child=process_id.cache_clear)
 def _keep_memory() -> None:
     """Let malloc keep some 64 MiB of freed arrays for each thread.
 
-    glibc gives free memory back to the system above twice the size of the largest array freed so far, and
-    later gets it anew, page by page, filled with zeros. So a large array is made and freed here, without
+    glibc returns free memory above twice the size of the largest array freed so far to the system, and later
+    gets it again, page by page, filled with zeros. So a large array is allocated and freed here, without
     using a page of it. If a limit of malloc has been set, as dask does in workers, nothing changes
     (mallopt(3), M_MMAP_THRESHOLD).
     """
@@ -294,8 +294,8 @@ def threads_side_by_side() -> Iterator[None]:
 def hold_for_process() -> None:
     """Limit both for the rest of this process, unless they are limited already.
 
-    For tasks outside the fitting process, which call it in the first task. Other tasks wait meanwhile: one
-    that loads a library at that moment could wait for ever; see `compiled_loops`.
+    Tasks outside the fitting process call it; the first one sets the limits while the others wait. A task
+    that loaded a library at that moment could wait for ever; see `compiled_loops`.
     """
     with _HOLDERS.lock:
         if _HOLDERS.setting is None:

@@ -59,7 +59,7 @@ class Progress:
         with self._lock:
             self._stage, self._chunks, self._done, self._pass_began = name, chunks, 0, self._clock()
         if not name.startswith("iteration "):
-            self._line(logging.INFO, f"{name}: {_counted(chunks)}")
+            self._line(logging.INFO, f"{name}: {_chunk_count(chunks)}")
         self._display.draw()
 
     def chunks_done(self, count: int) -> None:
@@ -101,7 +101,7 @@ class Progress:
         with self._lock:
             share = min(self._done / self._chunks, 1.0) if self._chunks else 0.0
             of_pass = [f"stopped in {self._stage}" if self._stopped else self._stage]
-            of_pass.append(f"{share:.0%} of {_counted(self._chunks)}")
+            of_pass.append(f"{share:.0%} of {_chunk_count(self._chunks)}")
             if 0.0 < share < 1.0 and not self._stopped:
                 left = (self._clock() - self._pass_began) * (1.0 - share) / share
                 of_pass.append(f"{_clock_time(left)} left")
@@ -285,7 +285,7 @@ def watching(out: TextIO) -> AbstractContextManager[FitObserver]:
     return closed_after(observer_for(1, out))
 
 
-def _counted(chunks: int) -> str:
+def _chunk_count(chunks: int) -> str:
     return f"{chunks:,} chunk{'' if chunks == 1 else 's'}"
 
 

@@ -1,4 +1,4 @@
-"""The settings of a fit: what users may ask for, each written down once, with its default and its constraint.
+"""The settings of a fit, each defined once, with its default and its constraint.
 
 The estimator, run configs, options of the command line, commits and saved models have these names, defaults
 and constraints. Only the standard library is imported, so that help texts can be shown without delay.
@@ -16,12 +16,12 @@ from emtau_dask.constraints import FLAG, NONE, Constraint, choice, either, integ
 from emtau_dask.errors import ConfigError, short
 
 AUTO = "auto"
-"""What the shape of the data decides on."""
+"""The value of settings that the shape of the data decides."""
 POLICIES = ("em", "em-tau", "em-star", "em-lazy", "em-sampled")
 COVARIANCE_TYPES = ("full", "tied", "diag", "spherical", "tied_diag", "tied_spherical")
 STARTS = ("kmeans", "k-means++", "random", "random_from_data")
 RAISE, DROP, MARGINALISE = "raise", "drop", "marginalise"
-"""What NaN means: an error, a row that takes no part, or a missing value."""
+"""What NaN means: an error, a row that is not used, or a missing value."""
 SPELLINGS = MappingProxyType({"marginalize": MARGINALISE})
 SEED = integer(0, 2**32 - 1)
 NamedOrPolicy = Annotated[Any, "AUTO, one of `POLICIES`, or a policy"]
@@ -29,9 +29,9 @@ NamedOrPolicy = Annotated[Any, "AUTO, one of `POLICIES`, or a policy"]
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What is asked for, in the order of the estimator's parameters, which see for the meaning of each.
+    """The settings in the order of the estimator's parameters, whose docstrings give their meaning.
 
-    ``random_state`` is None also where a generator is given, which would not be the same later.
+    ``random_state`` is None for a generator, too, because its state would not be the same later.
     """
 
     n_components: Annotated[int, integer(1, 2**24)] = 1
@@ -55,10 +55,10 @@ class Settings:
 
     @classmethod
     def of(cls, estimator: Any) -> Settings:
-        """Return the settings of an estimator: possible ones as Python's own values, others as they are."""
-        found = {name: _plain(name, getattr(estimator, name)) for name in SETTINGS}
+        """Return the settings of an estimator; allowed numbers become Python's own, others stay unchanged."""
+        values = {name: _python_value(name, getattr(estimator, name)) for name in SETTINGS}
         state = estimator.random_state
-        return cls(**found | {"random_state": int(state) if isinstance(state, Integral) else None})
+        return cls(**values | {"random_state": int(state) if isinstance(state, Integral) else None})
 
     def checked(self) -> Settings:
         """Return the settings; raises `ConfigError` for the first that is impossible."""
@@ -68,7 +68,7 @@ class Settings:
 
     @property
     def automatic(self) -> bool:
-        """Whether the data's shape decides on the algorithm."""
+        """Whether the shape of the data decides on the algorithm."""
         return isinstance(self.algorithm, str) and self.algorithm == AUTO
 
     @property
@@ -88,13 +88,13 @@ CONSTRAINTS: Mapping[str, Constraint] = MappingProxyType(
     }
 )
 OF_ONE_FIT = tuple(name for name in SETTINGS if name not in {*CONSTRAINTS, "algorithm"})
-"""Arrays and a place, which serve no other fit."""
+"""Settings that cannot be used for another fit: arrays and a place."""
 STORED = tuple(name for name in SETTINGS if name not in {*OF_ONE_FIT, "verbose"})
-"""What is stored with a fit under its name."""
+"""Settings that are stored with a fit by their names."""
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return a number or flag that a setting may have as Python's own, anything else as it is."""
+def _python_value(name: str, value: Any) -> Any:
+    """Return an allowed number or flag of a setting as Python's own type, anything else unchanged."""
     if name not in CONSTRAINTS or isinstance(value, str | None) or not CONSTRAINTS[name].holds(value):
         return value
     if FLAG.holds(value):
@@ -104,7 +104,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def check(name: str, value: Any) -> None:
-    """Raise `ConfigError` if a setting cannot have a value, naming value and limit."""
+    """Raise `ConfigError`, which names value and limit, if a value is not allowed for a setting."""
     if not CONSTRAINTS[name].holds(value):
         raise ConfigError(f"{name} is {short(value)}; it must be {CONSTRAINTS[name].words}.")
 
@@ -116,5 +116,5 @@ def missing_values(missing: Any) -> str:
 
 
 def marginalises(missing: Any) -> bool:
-    """Return whether NaN stands for a missing value; raises `ConfigError` for an impossible setting."""
+    """Return whether NaN means a missing value; raises `ConfigError` for an impossible setting."""
     return missing_values(missing) == MARGINALISE

@@ -120,7 +120,7 @@ for _name, (_summary, _options) in DATASETS.items():
     "--recorded-data",
     "recorded",
     is_flag=True,
-    help="Also show it over the rows that the run names, where they are local files.",
+    help="Also show it over the rows that the run names, if they are local files.",
 )
 @array_option
 @columns_option
@@ -367,9 +367,9 @@ def select(
     """Choose the number of components of a mixture of the rows of DATA.
 
     All candidates are fitted to one sample of the rows and scored in one pass; the best one is fitted to all
-    rows. With -o the model, the labels and the table are written, and a command that was killed goes on
-    when it is given again. What is done is kept in FOLDER/selection, or where --set checkpoint.path=PLACE
-    says: a path or URL.
+    rows. With -o the model, the labels and the table are written, and the same command continues a selection
+    that was killed. Its progress is kept in FOLDER/selection, or in PLACE (a path or URL) with --set
+    checkpoint.path=PLACE.
     """
     from emtau_dask.cli.console import console_on
     from emtau_dask.cli.select import (

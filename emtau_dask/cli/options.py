@@ -50,11 +50,11 @@ _traceback = "Show the traceback of an error."
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback
 )
-array_option = click.option("--array", help="Member of DATA, where it is a zarr group.")
+array_option = click.option("--array", help="Member of DATA, if it is a zarr group.")
 columns_option = click.option(
     "--columns",
     callback=lambda *given: names_in(given[-1]) if given[-1] else None,
-    help="Columns of DATA, separated by commas, where it is parquet or CSV.",
+    help="Columns of DATA, separated by commas, if it is parquet or CSV.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 _NOT_IN_NAMES = re.compile(r"\[.*?\]|[^\w.-]+")

@@ -102,7 +102,7 @@ def score_chunk(loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Sco
     n_components, positions = kernels.plan.parameters.n_components, loaded.positions()
     results = [np.empty((len(positions), *each.row_shape(n_components)), each.dtype) for each in scorings]
     wanted = any(scoring.of_responsibilities for scoring in scorings)
-    kernel: Scorer = kernels.made(len(positions))
+    kernel: Scorer = kernels.acquire(len(positions))
     for where, rows in loaded.unchecked_blocks(positions, kernel.n_rows):
         squared, scored = kernel.score(rows, responsibilities=wanted)
         loaded.check_values(positions[where], rows, squared)
@@ -110,7 +110,7 @@ def score_chunk(loaded: LoadedChunk, kernels: RowKernels, scorings: Sequence[Sco
             loaded.check_log_likelihoods(positions[where][found.places], found)
             for scoring, result in zip(scorings, results, strict=True):
                 result[where][found.places] = scoring.pick(found)
-    kernels.finished(kernel)
+    kernels.release(kernel)
     return results
 
 

@@ -321,7 +321,7 @@ class EStepTask(DigestingTask[FoundRows, PassSums]):
         weights, totals, seen = loaded.weights_at(positions, factors), [], None
         if self.kernels.by_tiles:
             check_compiler()
-        kernel = self.kernels.made(len(positions))
+        kernel = self.kernels.acquire(len(positions))
         for where, rows in loaded.unchecked_blocks(positions, kernel.n_rows, self.kernels.plan.dtype):
             if evidence is not None:
                 seen = MostProbable(evidence.labels[where], evidence.responsibilities[where])
@@ -334,5 +334,5 @@ class EStepTask(DigestingTask[FoundRows, PassSums]):
             totals.append(
                 accumulated.total if row_weights is None else float(row_weights @ accumulated.log_likelihoods)
             )
-        sums = self.kernels.finished(kernel)
+        sums = self.kernels.release(kernel)
         return None if sums is None else sums._replace(log_likelihood=math.fsum(totals))

@@ -190,7 +190,7 @@ def checked_lazy(estimator: Any, data: Any) -> Any:
 
 
 def fit_source(estimator: Any, data: Any) -> Source:
-    """Return the rows to fit as a source, and set ``n_features_in_`` and, where known, ``feature_names_in_``.
+    """Return the rows to fit as a source, and set ``n_features_in_`` and, if known, ``feature_names_in_``.
 
     Raises `InvalidDataError` and `InvalidDtypeError`.
     """

@@ -32,35 +32,35 @@ class CentredConstants(NamedTuple):
     """Constants of all blocks under one Θ."""
 
     origin: Floats  # zeros, (1, d)
-    log_scales: Floats  # (K,), less the ceiling, nats
+    log_scales: Floats  # (K,), minus the ceiling, nats
     whitening: Floats  # P_kᵀ, 0 above their diagonals, and in the last row μ_k, (K, d + 1, d)
     least: float  # exponentials of smaller numbers count as 0
-    ceiling: float  # log-densities less scores, nats
-    negligible: float  # responsibility that groups leave out, relative to the component's sum so far
+    ceiling: float  # log-densities minus scores, nats
+    negligible: float  # maximum responsibility that groups skip, relative to the component's sum so far
     few: int  # maximum rows of a tile that are gathered
 
 
 class CentredBuffers(NamedTuple):
-    """Buffers of one thread for tiles of T rows; coordinates must be finite where a block begins.
+    """Buffers of one thread for tiles of T rows; coordinates must be finite when a block begins.
 
-    S is what `side_of` returns for d features. If no rows are gathered there are no groups.
+    S is the result of `side_of` for d features. If no rows are gathered there are no groups.
     """
 
-    coordinates: Floats  # x, and three rows to fill up, (d + 3, T)
+    coordinates: Floats  # x, and three rows of padding, (d + 3, T)
     scores: Floats  # (K, T)
     sums: Floats  # (T,)
     peaks: Floats  # (T,)
     groups: Floats  # rows x, at the end √w (x − m), and one more, (K, R + 1, at least S); 0 after d columns
     weights: Floats  # w of the rows of the groups, (K, R)
-    counts: Ints  # of the rows in each group, (K,)
+    counts: Ints  # rows in each group, (K,)
     totals: Floats  # responsibilities summed over the block so far, (K,)
-    least: Floats  # responsibility that counts as none, (K,)
-    present: Ints  # rows of a tile for which a component has more than that, (K,)
+    least: Floats  # maximum negligible responsibility, (K,)
+    n_significant: Ints  # rows of a tile for which a component has more than that, (K,)
     part: Floats  # Σ w x of a tile, (1, d)
     middle: Floats  # [m, 0] of a tile, (1, d + 3)
     square: Floats  # Σ w (x − m) [x − m, 1] on and above the diagonal, (d + 3, d + 3)
     mean: Floats  # m, (d,)
-    rest: Floats  # Σ w (x − m) / Σ w, (d,)
+    correction: Floats  # Σ w (x − m) / Σ w, (d,)
 
 
 class CentredMoments(NamedTuple):
@@ -91,14 +91,15 @@ def _merge(weight: Any, mean: Any, sums: Any, scatter: Any) -> None:
 
 
 @loop
-def _subtract_mean(group: Any, weights: Any, mean: Any, rest: Any) -> Any:
+def _subtract_mean(group: Any, weights: Any, mean: Any, correction: Any) -> Any:
     """Replace the rows of a group with their weights w (m,) by √w (x − m); return the sum of the weights.
 
-    Their mean m is ``mean + rest``; both (d,) are written, and ``rest`` is the rounding error of ``mean``.
+    Their mean m is ``mean + correction``; both (d,) are written. ``correction`` is the rounding error of
+    ``mean``.
     """
     total = 0.0
     for f in range(len(mean)):
-        mean[f] = rest[f] = 0.0
+        mean[f] = correction[f] = 0.0
     for r in range(len(weights)):
         row, weight = group[r], weights[r]
         total += weight
@@ -109,13 +110,13 @@ def _subtract_mean(group: Any, weights: Any, mean: Any, rest: Any) -> Any:
     for r in range(len(weights)):
         row, weight = group[r], weights[r]
         for f in range(len(mean)):
-            rest[f] += weight * (row[f] - mean[f])
+            correction[f] += weight * (row[f] - mean[f])
     for f in range(len(mean)):
-        rest[f] /= total
+        correction[f] /= total
     for r in range(len(weights)):
         row, root = group[r], math.sqrt(weights[r])
         for f in range(len(mean)):
-            row[f] = (row[f] - mean[f] - rest[f]) * root
+            row[f] = (row[f] - mean[f] - correction[f]) * root
     return total
 
 
@@ -125,14 +126,14 @@ def _finish_group(group: Any, weights: Any, buffers: Any, sums: Any, scatter: An
 
     The square of one more row after these is the contribution of the distance between the means.
     """
-    mean, rest, m = buffers.mean, buffers.rest, len(weights)
-    total = _subtract_mean(group, weights, mean, rest)
+    mean, correction, m = buffers.mean, buffers.correction, len(weights)
+    total = _subtract_mean(group, weights, mean, correction)
     before, between = sums[0], group[m]
     sums[0] = before + total
     share = total / sums[0]
     root = math.sqrt(before * share)
     for f in range(len(mean)):
-        moved = mean[f] - sums[1 + f] + rest[f]
+        moved = mean[f] - sums[1 + f] + correction[f]
         sums[1 + f] += share * moved
         between[f] = root * moved
     add_upper_squares(group, m + 1, scatter)
@@ -149,7 +150,7 @@ def sum_of(values: Any) -> Any:
 
 @inlined
 def gather(rows: Any, responsibilities: Any, k: Any, least: Any, buffers: Any, moments: Any) -> None:
-    """Gather the rows (m, d) for which component k has ``responsibilities`` (m,) of more than ``least``."""
+    """Gather the rows (m, d) for which component k has ``responsibilities`` (m,) above ``least``."""
     group, weights, count = buffers.groups[k], buffers.weights[k], buffers.counts[k]
     for t in range(len(rows)):
         if responsibilities[t] > least:
@@ -168,9 +169,9 @@ def gather(rows: Any, responsibilities: Any, k: Any, least: Any, buffers: Any, m
 def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
     """Add the scatter of all rows of a tile for component k.
 
-    It is formed about the mean of the rows before, if these weigh at least as much, and corrected. The error
-    is no more than a rounding of the sum, which has the distance between the means with at least half of the
-    tile's weight.
+    It is formed about the mean of the earlier rows, if these weigh at least as much, and then corrected. The
+    error is at most a rounding of the sum, which includes the distance between the means with at least half
+    of the tile's weight.
     """
     middle, square, mean = buffers.middle, buffers.square, buffers.mean
     sums, summed, d = moments.sums[k], moments.scatter[k], len(mean)
@@ -194,15 +195,15 @@ def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
 
 
 @inlined
-def _count_present(constants: Any, buffers: Any) -> None:
-    """Write the rows of a tile for which each component has responsibility, and how much counts as none."""
+def _count_significant(constants: Any, buffers: Any) -> None:
+    """Write each component's limit of negligible responsibilities, and its number of rows above it."""
     for k in range(len(buffers.scores)):
         responsibilities, count = buffers.scores[k], 0
         buffers.totals[k] += sum_of(responsibilities)
         least = constants.negligible * buffers.totals[k]
         for t in range(len(responsibilities)):
             count += responsibilities[t] > least
-        buffers.present[k] = count
+        buffers.n_significant[k] = count
         buffers.least[k] = least
 
 
@@ -231,12 +232,12 @@ def score(constants: Any, buffers: Any) -> None:
 
 @inlined
 def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
-    """Add the moments of a tile about means, or gather its rows."""
+    """Add the moments of a tile about means for each component, or gather the rows of the component."""
     gathers = len(buffers.groups) > 0
     if gathers:
-        _count_present(constants, buffers)
+        _count_significant(constants, buffers)
     for k in range(len(buffers.scores)):
-        if gathers and buffers.present[k] <= constants.few:
+        if gathers and buffers.n_significant[k] <= constants.few:
             gather(rows, buffers.scores[k], k, buffers.least[k], buffers, moments)
         else:
             _sum_all(k, buffers, moments)

@@ -1,8 +1,8 @@
-"""What scores rows under a plan: compiled loops where numba is, NumPy elsewhere.
+"""The choice of what scores rows under a plan: compiled loops if numba is installed, else NumPy.
 
 Compiled loops are worth a dependency because their products need no packing and because they hold no lock.
-Threads that call NumPy wait for the interpreter's lock between any two calls, so that two threads are far
-from twice as fast as one. `docs/decisions/0009-compiled-tiles.md` has the figures.
+Threads that call NumPy wait for the interpreter's lock between any two calls, so two threads are far less
+than twice as fast as one. `docs/decisions/0009-compiled-tiles.md` has the figures.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from emtau_dask.mixture.plan import (
 from emtau_dask.mixture.statistics import RowSums, merge_sums, zero
 from emtau_dask.process import of_process
 
-OVERFLOWING_ROWS = 512
-"""Rows of a block that NumPy scores after all, with buffers beside those of the tiles."""
-FAR = 100.0
-"""From one mean to the next, in standard deviations, in each feature."""
+MAX_OVERFLOWING_ROWS = 512
+"""Maximum rows of a block that NumPy scores because tiles overflow, with buffers of its own."""
+FAR_DISTANCE = 100.0
+"""Distance of neighbouring means in each feature (standard deviations) for which components are skipped."""
 
 
 class Accumulator(Protocol):
@@ -51,17 +51,17 @@ class Accumulator(Protocol):
         """Rows of the largest block."""
         ...
 
-    def accumulate(self, rows: Floats, weights: Floats | None, seen: MostProbable | None) -> Accumulated:
-        """Score a block of rows (n, d) with weights (n,), add its statistics, and write ``seen`` if given."""
+    def accumulate(self, rows: Floats, weights: Floats | None, out: MostProbable | None) -> Accumulated:
+        """Score a block of rows (n, d) with weights (n,), add its statistics, and write labels to ``out``."""
         ...
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks, None if there were none; then begin again."""
+        """Return the sums over all blocks, None without any, and reset them."""
         ...
 
 
 class Scorer(Protocol):
-    """Scores a stream of blocks of rows of float64, and sums nothing."""
+    """Scores a stream of blocks of rows of float64, without sums."""
 
     @property
     def n_rows(self) -> int:
@@ -69,53 +69,53 @@ class Scorer(Protocol):
         ...
 
     def score(self, rows: Floats, *, responsibilities: bool) -> tuple[float, Iterable[Observed]]:
-        """Return the sum of the squares of all values of a block (n, d), and its rows, scored.
+        """Return the sum of the squares of all values of a block (n, d), and the scores of its rows.
 
-        Without ``responsibilities`` those may be left out: (0, n). Where a value is not finite, the sum is
-        not either; then the rows are not to be used.
+        Without ``responsibilities`` those may be of shape (0, n). If a value is not finite, the sum is not
+        finite either; then the scores must not be used.
         """
         ...
 
 
 class RowKernels(Protocol):
-    """Makes what scores rows in tasks, under one plan."""
+    """Creates the kernels that score rows in tasks, under one plan."""
 
     @property
     def plan(self) -> KernelPlan:
-        """How rows are scored."""
+        """The plan by which rows are scored."""
         ...
 
     @property
     def by_tiles(self) -> bool:
-        """Whether compiled loops score them."""
+        """Whether compiled loops score the rows."""
         ...
 
-    def made(self, n_rows: int) -> Any:
-        """Return an `Accumulator`, or a `Scorer`, for up to ``n_rows`` rows of all blocks together."""
+    def acquire(self, n_rows: int) -> Any:
+        """Return an `Accumulator`, or a `Scorer`, for at most ``n_rows`` rows in all blocks together."""
         ...
 
-    def finished(self, kernel: Any) -> RowSums | None:
-        """Return the sums of one that is not to be used any more."""
+    def release(self, kernel: Any) -> RowSums | None:
+        """Return the sums of a kernel that must not be used any more."""
         ...
 
 
 def why_not_compiled() -> str | None:
     """Return why nothing can be compiled in this process; None if it can."""
-    found = compiled_loops()
-    return found if isinstance(found, str) else None
+    loops_or_reason = compiled_loops()
+    return loops_or_reason if isinstance(loops_or_reason, str) else None
 
 
 def tiled(plan: KernelPlan) -> bool:
     """Return whether tiles can score rows under ``plan``.
 
-    The centred form of tiles is for factors of the components' own.
+    The centred form of tiles requires that each component has its own factor.
     """
     structure, d = plan.parameters.structure, plan.parameters.n_features
     return fits_tiles(structure, d) and (plan.frame is not None or structure.own_factors)
 
 
 def _read_only(array: AnyArray) -> AnyArray:
-    """Return a read-only view, since numba would compile once more for a writable one."""
+    """Return a read-only view; numba would compile again for a writable one."""
     view = array.view()
     view.setflags(write=False)
     return view
@@ -124,7 +124,7 @@ def _read_only(array: AnyArray) -> AnyArray:
 class TileKernel:
     """Accumulates blocks of at most ``n_rows`` rows by compiled loops, under a plan that is `tiled`.
 
-    No other kernel may use the tiling until this one is finished.
+    No other kernel may use the tiling until this one is released.
     """
 
     def __init__(self, plan: KernelPlan, n_rows: int, tiling: Tiling) -> None:
@@ -132,89 +132,89 @@ class TileKernel:
         self.plan = plan
         self._labels, self._nothing = np.empty(n_rows, np.intp), np.empty(0)
         self._sums = tiling.sums
-        self._others: BlockKernel | None = None
+        self._numpy_kernel: BlockKernel | None = None
 
     def accumulate(
-        self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
+        self, rows: Floats, weights: Floats | None = None, out: MostProbable | None = None
     ) -> Accumulated:
-        """Do as `BlockKernel.accumulate`, for rows of the plan's dtype in C order."""
+        """Return what `BlockKernel.accumulate` returns, for rows of the plan's dtype in C order."""
         n, tiling = len(rows), self.tiling
-        self._check(rows, weights, seen)
+        self._check(rows, weights, out)
         results = tiling.blocks.Results(
             np.empty(n),
-            self._labels[: 0 if seen is None else n],
-            self._nothing if seen is None else seen.largest,
+            self._labels[: 0 if out is None else n],
+            self._nothing if out is None else out.largest,
             self._sums.moments,
             self._sums.numbers,
         )
-        given = self._nothing if weights is None else np.ascontiguousarray(weights)
+        row_weights = self._nothing if weights is None else np.ascontiguousarray(weights)
         squared, total = tiling.loops.accumulate(
-            _read_only(rows), _read_only(given), tiling.constants, tiling.buffers, results
+            _read_only(rows), _read_only(row_weights), tiling.constants, tiling.buffers, results
         )
         if not math.isfinite(total):
-            if not self._finite_again(rows):
+            if not self._restore_finite(rows):
                 return Accumulated.nothing(n)
-            return self._accumulate_by_blocks(rows, weights, seen)
+            return self._accumulate_by_blocks(rows, weights, out)
         self._sums.push(n)
-        if seen is not None:
-            seen.labels[...] = results.labels
+        if out is not None:
+            out.labels[...] = results.labels
         return Accumulated(results.log_likelihoods, total, squared)
 
-    def _check(self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None) -> None:
-        """Raise ValueError for rows, or what is of them, that would lead compiled code beyond its buffers."""
+    def _check(self, rows: Floats, weights: Floats | None = None, out: MostProbable | None = None) -> None:
+        """Raise ValueError for rows, weights or outputs with which compiled code would exceed its buffers."""
         n = len(rows)
         if (
             n > self.n_rows
             or rows.shape[1] != self.plan.parameters.n_features
             or rows.dtype != self.plan.dtype
             or (weights is not None and len(weights) != n)
-            or (seen is not None and not len(seen.labels) == len(seen.largest) == n)
+            or (out is not None and not len(out.labels) == len(out.largest) == n)
         ):
-            raise ValueError(f"{rows.shape} rows of {rows.dtype}, or what is of them, do not fit this kernel")
+            raise ValueError(f"{rows.shape} rows of {rows.dtype}, weights or outputs do not fit this kernel")
 
-    def _finite_again(self, rows: Floats) -> bool:
-        """Make the buffers finite again, after some that were not; return whether the rows are."""
+    def _restore_finite(self, rows: Floats) -> bool:
+        """Make all buffers finite again; return whether the rows are finite."""
         for buffer in self.tiling.finite:
             buffer.fill(1.0)
         return bool(np.isfinite(rows).all())
 
     def _in_blocks(self, rows: Floats) -> Iterator[tuple[slice, BlockKernel]]:
-        """Yield the blocks of rows in which products, or sums of squares, overflow, and what NumPy does."""
-        if self._others is None:
-            self._others = BlockKernel(self.plan.centred, min(self.n_rows, OVERFLOWING_ROWS))
-        for begin in range(0, len(rows), self._others.n_rows):
-            yield slice(begin, begin + self._others.n_rows), self._others
+        """Yield blocks of rows for which tiles overflow, and the NumPy kernel that scores them."""
+        if self._numpy_kernel is None:
+            self._numpy_kernel = BlockKernel(self.plan.centred, min(self.n_rows, MAX_OVERFLOWING_ROWS))
+        for begin in range(0, len(rows), self._numpy_kernel.n_rows):
+            yield slice(begin, begin + self._numpy_kernel.n_rows), self._numpy_kernel
 
     def score(self, rows: Floats, *, responsibilities: bool) -> tuple[float, Iterable[Observed]]:
-        """See `Scorer`; for rows of the plan's dtype in C order."""
+        """Return the scores of rows of the plan's dtype in C order; see `Scorer`."""
         n, tiling = len(rows), self.tiling
         self._check(rows)
-        wanted = len(tiling.buffers.scores) if responsibilities else 0
+        height = len(tiling.buffers.scores) if responsibilities else 0
         results = tiling.blocks.Observations(
-            np.empty(n), np.empty(n, np.intp), np.empty((wanted, n), self.plan.dtype)
+            np.empty(n), np.empty(n, np.intp), np.empty((height, n), self.plan.dtype)
         )
         squared, total = tiling.loops.observe(_read_only(rows), tiling.constants, tiling.buffers, results)
         if not math.isfinite(total):
-            if not self._finite_again(rows):
+            if not self._restore_finite(rows):
                 return math.nan, ()
             return squared, self._scored_by_blocks(rows)
-        found = results.responsibilities, results.log_likelihoods, results.labels
-        return squared, (Observed(slice(None), None, rows, *found),)
+        scored = results.responsibilities, results.log_likelihoods, results.labels
+        return squared, (Observed(slice(None), None, rows, *scored),)
 
     def _scored_by_blocks(self, rows: Floats) -> Iterator[Observed]:
-        for where, others in self._in_blocks(rows):
-            scored = others.score(rows[where])
+        for where, kernel in self._in_blocks(rows):
+            scored = kernel.score(rows[where])
             yield Observed(where, None, rows[where], scored.responsibilities, scored.log_likelihoods)
 
     def _accumulate_by_blocks(
-        self, rows: Floats, weights: Floats | None, seen: MostProbable | None
+        self, rows: Floats, weights: Floats | None, out: MostProbable | None
     ) -> Accumulated:
-        """Accumulate by NumPy a block in which something overflows for some row."""
+        """Accumulate by NumPy a block in which a computation overflows for some row."""
         parts = []
-        for where, others in self._in_blocks(rows):
+        for where, kernel in self._in_blocks(rows):
             part_weights = None if weights is None else weights[where]
-            part_seen = None if seen is None else MostProbable(seen.labels[where], seen.largest[where])
-            parts.append(others.accumulate(rows[where], part_weights, part_seen))
+            part_out = None if out is None else MostProbable(out.labels[where], out.largest[where])
+            parts.append(kernel.accumulate(rows[where], part_weights, part_out))
         return Accumulated(
             np.concatenate([part.log_likelihoods for part in parts]),
             sum(part.total for part in parts),
@@ -222,23 +222,23 @@ class TileKernel:
         )
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks, None if there were none; then begin again."""
-        found = self._sums.sums()
-        if self._others is None:
-            return found
-        return merge_sums(self.plan.parameters.structure, (found, self._others.sums()))
+        """Return the sums over all blocks, None without any, and reset them."""
+        sums = self._sums.sums()
+        if self._numpy_kernel is None:
+            return sums
+        return merge_sums(self.plan.parameters.structure, (sums, self._numpy_kernel.sums()))
 
 
 def _spare() -> WeakValueDictionary[str, deque[BlockKernel | Tiling]]:
-    """Make the table of what no task uses, by the name of `Kernels`, for as long as there are such."""
+    """Return the table of unused buffers, by the name of their `Kernels`; entries live as long as these."""
     return WeakValueDictionary()
 
 
 class Kernels:
-    """Makes the kernels of tasks under one plan; later kernels reuse the buffers of finished ones.
+    """Creates the kernels of tasks under one plan; later kernels reuse the buffers of released ones.
 
-    All copies that a process unpickles share its buffers: they have the ``name`` of the original. Rows are
-    scored by tiles (``by_tiles``) where ``compiled`` is True and the plan is `tiled`.
+    All copies that a process unpickles share buffers: they have the ``name`` of the original. Rows are scored
+    by tiles (``by_tiles``) if ``compiled`` is True and the plan is `tiled`.
     """
 
     def __init__(self, plan: KernelPlan, *, compiled: bool, name: str | None = None) -> None:
@@ -252,13 +252,13 @@ class Kernels:
         """Pickle without the buffers."""
         return partial(Kernels, compiled=self.by_tiles, name=self._name), (self.plan,)
 
-    def made(self, n_rows: int) -> Accumulator:
-        """Return a kernel for up to ``n_rows`` rows of all blocks together.
+    def acquire(self, n_rows: int) -> Accumulator:
+        """Return a kernel for at most ``n_rows`` rows in all blocks together.
 
         Raises
         ------
         RuntimeError
-            Tiles are to score the rows, and nothing can be compiled here (`why_not_compiled`).
+            Tiles must score the rows, but nothing can be compiled in this process (`why_not_compiled`).
         """
         length = even_length(n_rows, self._block_rows)
         try:
@@ -277,27 +277,27 @@ class Kernels:
             raise RuntimeError(loops)
         return tiling_of(self.plan, loops)
 
-    def finished(self, kernel: Accumulator) -> RowSums | None:
-        """Return the sums of a kernel of this plan, which is not to be used any more."""
-        found = kernel.sums()
+    def release(self, kernel: Accumulator) -> RowSums | None:
+        """Return the sums of a kernel of this plan, which must not be used any more."""
+        sums = kernel.sums()
         if isinstance(kernel, TileKernel):
             self._spare.append(kernel.tiling)
         elif isinstance(kernel, BlockKernel):
             self._spare.append(kernel)
-        return found
+        return sums
 
 
 def _block_rows(plan: KernelPlan) -> int:
-    """Return about how many rows a block of tiles has; only a copy, and what is seen of rows, grow."""
+    """Return the approximate rows of a block of tiles; only the copy and the outputs grow with it."""
     d = plan.parameters.n_features
-    return min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (d + 8))) if plan.reach is None else near_rows(d)
+    return min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * (d + 8))) if plan.cutoffs is None else near_rows(d)
 
 
 def scoring_kernels(parameters: MixtureParameters, *, compiled: bool, missing: bool = False) -> RowKernels:
-    """Return what makes a `Scorer` for rows of float64.
+    """Return kernels that are `Scorer` for rows of float64.
 
-    It goes by tiles where ``compiled`` is True, they can score under the parameters, and NaN does not stand
-    for a ``missing`` value.
+    They use tiles if ``compiled`` is True, tiles can score under the parameters, and NaN is not a ``missing``
+    value.
     """
     if missing or not compiled:
         return PatternKernels(plan_kernel(parameters), longer=LONGER if missing else 1)
@@ -313,49 +313,48 @@ def compile_loops(
     chunk_rows: float,
     begins: Callable[[], None],
 ) -> None:
-    """Compile the loops for rows of a shape and dtype, or load what was compiled before.
+    """Compile the loops for rows of a shape and dtype, or load compiled ones from numba's cache.
 
-    They are compiled for the form in which well-conditioned components are scored, and for that in which far
-    ones are left out, where the shape is one of those for which that may pay. Where a fit needs another form,
-    that is compiled in its first pass.
+    They are compiled for the form that scores well-conditioned components, and, if skipping may pay for the
+    shape, for the form that skips far components. If a fit needs another form, its first pass compiles it.
 
     Parameters
     ----------
     structure : CovarianceStructure
     n_components, n_features : int
     dtype : dtype
-        Of the rows.
+        The type of the rows.
     chunk_rows : float
-        Rows of a chunk, on average.
+        Mean number of rows of a chunk.
     begins : callable () -> None
-        Called once if something has to be compiled, when that begins.
+        Called once when a compilation begins, if there is one.
     """
     from numba.core.event import Event, Listener, install_listener
 
     class Begins(Listener):  # type: ignore[misc]
-        told = False
+        notified = False
 
         def on_start(self, event: Event) -> None:
-            """Tell of the first function of this package."""
-            if not self.told and event.data["dispatcher"].py_func.__module__.startswith(__package__):
-                self.told = True
+            """Notify of the first compiled function of this package."""
+            if not self.notified and event.data["dispatcher"].py_func.__module__.startswith(__package__):
+                self.notified = True
                 begins()
 
         def on_end(self, event: Event) -> None:
             """Ignore."""
 
-    def use(apart: float) -> None:
-        """Score a row of components of variance 1, whose means are so far apart in each feature."""
-        means = np.repeat(apart * np.arange(float(n_components))[:, np.newaxis], n_features, axis=1)
+    def use(distance: float) -> None:
+        """Score a row under components of variance 1, whose means have this distance in each feature."""
+        means = np.repeat(distance * np.arange(float(n_components))[:, np.newaxis], n_features, axis=1)
         weights = np.ones(n_components)
         statistics = replace(zero(structure, n_components, n_features), weights=weights, means=means)
         plan = plan_tiles(m_step(statistics, structure, reg_covar=1.0), dtype, chunk_rows)
         kernels = Kernels(plan, compiled=True)
-        if kernels.by_tiles and (apart == 0 or plan.reach is not None):
-            kernel = kernels.made(1)
+        if kernels.by_tiles and (distance == 0 or plan.cutoffs is not None):
+            kernel = kernels.acquire(1)
             kernel.accumulate(np.zeros((1, n_features), plan.dtype), None, None)
-            kernels.finished(kernel)
+            kernels.release(kernel)
 
     with install_listener("numba:compile", Begins()):
         use(0.0)
-        use(FAR)
+        use(FAR_DISTANCE)

@@ -16,13 +16,13 @@ class FeatureConstants(NamedTuple):
     """
 
     centre: AnyArray  # (1, d)
-    turned: AnyArray  # the transpose of the frame's transform, (d, d); (0, 0) for the identity
+    transposed: AnyArray  # the transpose of the frame's transform, (d, d); (0, 0) for the identity
     first: Ints
     i: Ints
     j: Ints
     coefficients: AnyArray  # (K, F)
     least: float  # exponentials of smaller numbers count as 0
-    ceiling: float  # log-densities less scores, nats
+    ceiling: float  # log-densities minus scores, nats
 
 
 class FeatureMoments(NamedTuple):
@@ -32,14 +32,14 @@ class FeatureMoments(NamedTuple):
 
 
 class PooledMoments(NamedTuple):
-    """Moments of a block if components share a covariance, whose squares are summed over all components."""
+    """Moments of a block if components share a covariance; squares are summed over all components."""
 
     sums: Floats  # of the first F' features, (K, F')
     squares: Floats  # over all components, (d, d)
 
 
 class FeatureBuffers(NamedTuple):
-    """Buffers of one thread for tiles of T rows; T numbers fill a multiple of three cache lines.
+    """Buffers of one thread for tiles of T rows; T values fill a multiple of three cache lines.
 
     In a tile of fewer rows, the other columns have the values of an earlier tile, and are multiplied by 0.
     So differences and features must be finite when a block begins.
@@ -51,8 +51,8 @@ class FeatureBuffers(NamedTuple):
     sums: AnyArray  # (T,)
     peaks: AnyArray  # (T,)
     part: AnyArray  # sums of the first F' features, (K, F')
-    weighted: AnyArray  # (d, T) where squares over all components are wanted, else (0, T)
-    square: AnyArray  # (d, d) there, else (0, 0)
+    weighted: AnyArray  # (d, T) if squares are summed over all components, else (0, T)
+    square: AnyArray  # (d, d) in that case, else (0, 0)
 
 
 @inlined
@@ -61,8 +61,8 @@ def fill(constants: Any, rows: Any, buffers: Any) -> None:
     subtract_transposed(rows, constants.centre, buffers.differences)
     d, features = len(constants.centre[0]), buffers.features
     coordinates = features[1 : 1 + d]
-    if constants.turned.size > 0:
-        multiply(constants.turned, buffers.differences, coordinates)
+    if constants.transposed.size > 0:
+        multiply(constants.transposed, buffers.differences, coordinates)
     for s in range(len(constants.first) - 1):
         square = features[1 + d + s]
         begin = constants.first[s]
@@ -105,7 +105,7 @@ def _collect_pooled(constants: Any, rows: Any, weights: Any, buffers: Any, momen
 
 @inlined
 def _finish(constants: Any, buffers: Any, moments: Any) -> None:
-    """Nothing is left in the buffers."""
+    """Do nothing: no moments are left in the buffers."""
 
 
 loops = loops_of("features", fill=fill, score=score, collect=collect, finish=_finish)

@@ -1,8 +1,8 @@
-"""The E-step over a block of rows as one compiled loop, during which other threads may run.
+"""The E-step over a block of rows as one compiled loop, which releases the interpreter's lock.
 
-All work on one tile of a block is done before the next tile, so a tile stays in the core's own cache.
-Each form has a module with its own steps `fill`, `score`, `collect` and `finish`; `loops_of` puts them into
-the loops. Only `kernels.dispatch` imports these modules, if numba is installed.
+All work on one tile of a block is done before the next tile, so a tile stays in the core's own cache. Each
+form has a module with its own steps `fill`, `score`, `collect` and `finish`; `loops_of` puts them into the
+loops. Only `kernels.dispatch` imports these modules, if numba is installed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from emtau_dask.kernels.products import inlined, loop, sum_loop
 from emtau_dask.kernels.vectors import in_full_vectors
 from emtau_dask.mixture.linalg import Floats, Ints
 
-TO_READ_SOON = 0, 2, 1
+PREFETCH_ARGUMENTS = 0, 2, 1
 """Arguments of LLVM's prefetch: for reading, into the core's larger cache, of data."""
 LOG2_E = 1.0 / math.log(2.0)
 LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 """ln 2 as a sum; the product of the first term and an exponent is exact."""
 LN_2_HIGH_SINGLE, LN_2_LOW_SINGLE = np.float32(0.693359375), np.float32(-2.12194440e-4)
 TO_INTEGER, TO_INTEGER_SINGLE = 1.5 * 2.0**52 + 1023, np.float32(1.5 * 2.0**23 + 127)
-"""Added to a number, they round it to an integer. The last bits of the sum are the integer plus the bias of
-exponents."""
+"""Adding one of these to a number rounds it to an integer. The last bits of the sum are the integer plus the
+bias of exponents."""
 C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1.0 / math.factorial(i) for i in range(2, 14))
 S1, S2, S3, S4, S5, S6, S7 = (np.float32(1.0 / math.factorial(i)) for i in range(1, 8))
 ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
-"""Its bits as an integer."""
+"""The bits of √½ as an integer."""
 L1, L2, L3, L4, L5, L6, L7, L8, L9, L10 = (2.0 / (2 * i + 1) for i in range(1, 11))
 
 
@@ -43,41 +43,41 @@ class Results(NamedTuple):
     """Results of a block of n rows."""
 
     log_likelihoods: Floats  # (n,), nats
-    labels: Ints  # (n,), the first score of equals; (0,) where they are not wanted
+    labels: Ints  # (n,), the first component of equal ones; (0,) if they are not needed
     largest: Floats  # the responsibilities of the labels, (n,) or (0,)
-    moments: Any  # a named tuple of the form, of views of the numbers
-    numbers: Floats  # (m,)
+    moments: Any  # a named tuple of the form, of views of ``numbers``
+    numbers: Floats  # all values of the moments, (m,)
 
 
 class Observations(NamedTuple):
     """Results of a block of n rows without sums."""
 
     log_likelihoods: Floats  # (n,), nats
-    labels: Ints  # (n,), the first score of equals
-    responsibilities: Floats  # (K, n), or (0, n) where they are not wanted
+    labels: Ints  # (n,), the first component of equal ones
+    responsibilities: Floats  # (K, n), or (0, n) if they are not needed
 
 
 class BlockLoops(NamedTuple):
     """The loops over blocks whose rows are scored in one form."""
 
     accumulate: Any
-    observe: Any  # None if rows are always summed
+    observe: Any  # None if the form only accumulates
 
 
 def fill(constants: Any, rows: Any, buffers: Any) -> None:
-    """Write at most T rows into the tile, as the form's products need them; compiled code only."""
+    """Write at most T rows into the tile, in the layout of the form's products; compiled code only."""
     raise NotImplementedError
 
 
 def score(constants: Any, buffers: Any) -> None:
-    """Write log-densities of the tile, less the ceiling, into the scores; compiled code only."""
+    """Write log-densities of the tile, minus the ceiling, into the scores; compiled code only."""
     raise NotImplementedError
 
 
 def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
     """Add the moments of the tile's rows; compiled code only.
 
-    The scores are their responsibilities now, times ``weights`` (m,) or (0,), and 0 in the other columns.
+    The scores now hold their responsibilities, times ``weights`` (m,) or (0,), and 0 in the other columns.
     """
     raise NotImplementedError
 
@@ -90,8 +90,8 @@ def finish(constants: Any, buffers: Any, moments: Any) -> None:
 def loops_of(form: str, **steps: Any) -> BlockLoops:
     """Return the loops over blocks of a form, with its own `fill`, `score`, `collect` and `finish`.
 
-    The steps are functions that `inlined` made, so numba compiles each form's loops as one function. It would
-    optimise a function that is chosen by type twice: by itself, and as a part of these.
+    The steps are functions decorated by `inlined`, so numba compiles each form's loops as one function. It
+    would optimise a function that is chosen by type twice: by itself, and as a part of the loops.
     """
     step = _with_steps(_to_responsibilities, form, steps)
     steps = steps | {"_to_responsibilities": inlined(step)}
@@ -99,7 +99,7 @@ def loops_of(form: str, **steps: Any) -> BlockLoops:
 
 
 def _with_steps(function: Any, form: str, steps: dict[str, Any]) -> Any:
-    """Return a copy of a function of this module in which the names of ``steps`` refer to these functions."""
+    """Return a copy of a function of this module that calls ``steps`` by their names."""
     copied = FunctionType(function.__code__, globals() | steps, function.__name__)
     copied.__qualname__ = f"{function.__name__}-{form}"
     return copied
@@ -107,7 +107,7 @@ def _with_steps(function: Any, form: str, steps: dict[str, Any]) -> Any:
 
 @intrinsic
 def _power_of_two(context: Any, value: Any) -> Any:
-    """Return 2 to the power in the last bits of ``value``, which include the bias of exponents."""
+    """Return 2 to the power that the last bits of ``value`` hold, with the bias of exponents."""
 
     def built(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         width, fraction = (64, 52) if value == types.float64 else (32, 23)
@@ -167,7 +167,7 @@ def _fetch(_: Any, values: Any, i: Any) -> Any:
         place = builder.bitcast(builder.gep(array.data, [arguments[1]]), byte.as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), integer, integer, integer])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [place, *(integer(argument) for argument in TO_READ_SOON)])
+        builder.call(function, [place, *(integer(argument) for argument in PREFETCH_ARGUMENTS)])
         return context.get_dummy_value()
 
     return types.void(values, types.intp), built
@@ -241,7 +241,7 @@ def logarithm(value: Any) -> Any:
 
 @sum_loop
 def sum_of_logarithms(sums: Any, peaks: Any, ceiling: Any, log_likelihoods: Any) -> Any:
-    """Write ``ln sums + ceiling + peaks`` of each of n rows, and return the total. Peaks (0,) mean none.
+    """Write ``ln sums + ceiling + peaks`` of each of n rows, and return the total; peaks may be (0,).
 
     No sum is below the exponential of the least exponent; with peaks, none is below 1.
     """
@@ -370,9 +370,10 @@ def _to_responsibilities(
 ) -> Any:
     """Turn the scores of a tile's rows (m, d) into responsibilities, and those of other columns into 0.
 
-    ``relative`` says whether exponents are relative to the largest of each row. They become so if a row's sum
-    is so small that an exponential that counts as 0 would not be negligible. Write the log-likelihoods;
-    return ``relative`` as it is now, and their sum. Meanwhile the values ``ahead`` are prefetched.
+    If ``relative``, exponents are relative to the largest of each row. They become relative if a row's sum is
+    so small that exponentials that count as 0 would not be negligible. The log-likelihoods are written.
+    Returns the new ``relative``, and the sum of the log-likelihoods. Meanwhile the values ``ahead`` are
+    prefetched.
     """
     scores, m = buffers.scores, len(rows)
     sums = buffers.sums[:m]

@@ -1,10 +1,10 @@
-"""Tiles of rows near one component, without scores of components that do not count for these rows.
+"""Tiles of rows near one component; components that do not count for these rows are skipped.
 
-The rows of a block are ordered by a guess of their component; any guess gives the same results. For a
-tile of rows with one guess, components are left out in three steps, each of which costs more and leaves out
-more: by the distance of the farthest row (`mixture.cutoff`); by one coordinate of each row, along the
-direction from the component; and by the scores of the others, in the centred form. Results are in the order
-of the rows in the block.
+The rows of a block are ordered by a guess of their component; any guess gives the same results. For a tile of
+rows with one guess, components are skipped in three steps, each of which costs more and skips more: by the
+distance of the farthest row (`mixture.cutoff`); by one coordinate of each row, in the direction from the
+component; and by the scores of the others, in the centred form. Results are in the order of the rows in the
+block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from emtau_dask.mixture.cutoff import ROUNDING
 from emtau_dask.mixture.linalg import AnyArray, Floats, Ints
 
 LANES = VECTOR_BYTES // 8
-"""Numbers of a vector."""
+"""Values in a vector of the machine."""
 HALF = 0.5 * (1.0 - ROUNDING)
 
 
@@ -39,10 +39,10 @@ class NearConstants(NamedTuple):
     centred: CentredConstants
     centre: Floats  # of the discriminants, (d,)
     nothing: AnyArray  # zeros of float32, (1, d)
-    discriminants: AnyArray  # coefficients of x less the centre, and of 1, in float32, (K, d + 1)
+    discriminants: AnyArray  # coefficients of x minus the centre, and of 1, in float32, (K, d + 1)
     factors: Floats  # P_k, (K, d, d)
-    reach: AnyArray  # the distances of `mixture.cutoff`, (K, K)
-    margins: Floats  # nats below a row's largest score at which a responsibility counts as none, (K,)
+    cutoffs: AnyArray  # the distances of `mixture.cutoff`, (K, K)
+    margins: Floats  # distance of negligible scores from a row's largest score, nats, (K,)
     least: Floats  # the exponentials of minus these, (K,)
 
 
@@ -50,25 +50,25 @@ class NearBuffers(NamedTuple):
     """Buffers of one thread for blocks of n rows, of which G at a time are ordered and T are scored."""
 
     centred: CentredBuffers  # for tiles of T rows
-    narrow: AnyArray  # rows less the centre in float32, (G, d)
-    coordinates: AnyArray  # the same, and 1, (d + 1, G)
+    narrow: AnyArray  # rows minus the centre in float32, (G, d)
+    coordinates: AnyArray  # the same transposed, and 1, (d + 1, G)
     discriminants: AnyArray  # (K, G)
     largest: AnyArray  # (G,)
     guesses: AnyArray  # of int32, (n,)
     order: Ints  # the rows by component, (n,)
-    ends: Ints  # of each component in the order, (K + 1,)
-    rows: Floats  # of a tile, (T, d)
+    ends: Ints  # end of each component in the order, (K + 1,)
+    rows: Floats  # the rows of a tile, (T, d)
     differences: Floats  # from the mean of the component of the tile, and 1, (d + 1, T)
-    own: Floats  # scores of this component, infinite beyond the rows, (T,)
+    own: Floats  # scores of this component, infinite in columns without a row, (T,)
     directions: Floats  # coefficients of the differences, and of 1, (K, d + 1)
-    along: Floats  # what these come to, at most the distance from a component, (K, T)
+    along: Floats  # coordinates in these directions, at most the distance from a component, (K, T)
     whitened: Floats  # (d,)
     of_directions: Ints  # the component of each direction, (K,)
-    known: Ints  # whether a component has a direction, (K,)
-    wanted: Ints  # whether a component may count for a row of the tile, (K,)
+    has_direction: Ints  # whether a component has a direction, (K,)
+    may_count: Ints  # whether a component may count for a row of the tile, (K,)
     near: Ints  # such components, in order, (K,)
-    labels: Ints  # places among these, (T,)
-    found: Floats  # (T,)
+    labels: Ints  # positions among these, (T,)
+    values: Floats  # log-likelihoods, then responsibilities of labels, (T,)
 
 
 @inlined
@@ -105,13 +105,13 @@ def _sort(keys: Any, ends: Any, order: Any) -> None:
 
 
 @inlined
-def _fill(rows: Any, picked: Any, constants: Any, buffers: Any) -> None:
-    """Write the rows of the block that are ``picked`` (m,) into the tile."""
-    for t in range(len(picked)):
-        row, into = rows[picked[t]], buffers.rows[t]
+def _fill(rows: Any, places: Any, constants: Any, buffers: Any) -> None:
+    """Write the rows of the block that are ``places`` (m,) into the tile."""
+    for t in range(len(places)):
+        row, into = rows[places[t]], buffers.rows[t]
         for f in range(len(row)):
             into[f] = row[f]
-    subtract_transposed(buffers.rows[: len(picked)], constants.centred.origin, buffers.centred.coordinates)
+    subtract_transposed(buffers.rows[: len(places)], constants.centred.origin, buffers.centred.coordinates)
 
 
 @loop
@@ -145,14 +145,14 @@ def _direct(a: Any, k: Any, into: Any, constants: Any, buffers: Any) -> None:
 @inlined
 def _find_directions(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
     """Add directions from the components within the cut-off of a tile's farthest row; return their number."""
-    reach, own, known = constants.reach[a], buffers.own, buffers.known
+    cutoffs, own, has_direction = constants.cutoffs[a], buffers.own, buffers.has_direction
     lowest = own[0]
     for t in range(1, len(own)):
         lowest = min(lowest, own[t])
     farthest = 2.0 * (constants.centred.log_scales[a] - lowest)
-    for k in range(len(reach)):
-        if reach[k] < farthest and not known[k]:
-            known[k] = 1
+    for k in range(len(cutoffs)):
+        if cutoffs[k] < farthest and not has_direction[k]:
+            has_direction[k] = 1
             buffers.of_directions[used] = k
             _direct(a, k, buffers.directions[used], constants, buffers)
             used += 1
@@ -160,14 +160,14 @@ def _find_directions(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
 
 
 @inlined
-def _find_near(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
+def _find_candidates(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
     """Write the components that may count for a row of the tile by its coordinates along directions.
 
     Component a is one of them. Return their number.
     """
-    own, wanted, log_scales = buffers.own, buffers.wanted, constants.centred.log_scales
-    for k in range(len(wanted)):
-        wanted[k] = k == a
+    own, may_count, log_scales = buffers.own, buffers.may_count, constants.centred.log_scales
+    for k in range(len(may_count)):
+        may_count[k] = k == a
     multiply(buffers.directions[:used], buffers.differences, buffers.along[:used])
     for j in range(used):
         k, along, counting = buffers.of_directions[j], buffers.along[j], 0
@@ -175,21 +175,21 @@ def _find_near(a: Any, used: Any, constants: Any, buffers: Any) -> Any:
         for t in range(len(own)):
             ahead = max(along[t], 0.0)
             counting += most - HALF * ahead * ahead > own[t]
-        wanted[k] |= counting > 0
+        may_count[k] |= counting > 0
     count = 0
-    for k in range(len(wanted)):
+    for k in range(len(may_count)):
         buffers.near[count] = k
-        count += wanted[k]
+        count += may_count[k]
     return count
 
 
 @inlined
-def _leave_out(a: Any, count: Any, peaks: Any, constants: Any, buffers: Any) -> Any:
+def _skip_negligible(a: Any, count: Any, peaks: Any, constants: Any, buffers: Any) -> Any:
     """Write the largest score of each of the tile's rows, and subtract it from the scores of each.
 
-    Leave out components of which no responsibility counts; return the number of the others.
+    Components with only negligible responsibilities are removed; return the number of the others.
     """
-    scores, near, kept = buffers.centred.scores, buffers.near, 0
+    scores, near, left = buffers.centred.scores, buffers.near, 0
     for t in range(len(peaks)):
         peaks[t] = scores[0, t]
     for j in range(1, count):
@@ -197,34 +197,34 @@ def _leave_out(a: Any, count: Any, peaks: Any, constants: Any, buffers: Any) -> 
         for t in range(len(peaks)):
             peaks[t] = of_component[t] if of_component[t] > peaks[t] else peaks[t]
     for j in range(count):
-        of_component, into, k, counting = scores[j], scores[kept], near[j], 0
+        of_component, into, k, counting = scores[j], scores[left], near[j], 0
         least = -constants.margins[k]
         for t in range(len(peaks)):
             score = of_component[t] - peaks[t]
             into[t] = score
             counting += score > least
-        near[kept] = k
-        kept += (counting > 0) | (k == a)
-    return kept
+        near[left] = k
+        left += (counting > 0) | (k == a)
+    return left
 
 
 @inlined
-def _write(picked: Any, count: Any, buffers: Any, results: Any) -> None:
-    """Write the results of the rows of the tile, which are ``picked`` (m,) in the block."""
-    found, labels = buffers.found[: len(picked)], buffers.labels[: len(picked)]
-    for t in range(len(picked)):
-        results.log_likelihoods[picked[t]] = found[t]
+def _write(places: Any, count: Any, buffers: Any, results: Any) -> None:
+    """Write the results of the rows of the tile, which are ``places`` (m,) in the block."""
+    values, labels = buffers.values[: len(places)], buffers.labels[: len(places)]
+    for t in range(len(places)):
+        results.log_likelihoods[places[t]] = values[t]
     if len(results.labels) > 0:
-        most_probable(buffers.centred.scores[:count], labels, found)
-        for t in range(len(picked)):
-            results.labels[picked[t]] = buffers.near[labels[t]]
-            results.largest[picked[t]] = found[t]
+        most_probable(buffers.centred.scores[:count], labels, values)
+        for t in range(len(places)):
+            results.labels[places[t]] = buffers.near[labels[t]]
+            results.largest[places[t]] = values[t]
 
 
 @inlined
-def _collect(picked: Any, weights: Any, count: Any, constants: Any, buffers: Any, moments: Any) -> None:
+def _collect(places: Any, weights: Any, count: Any, constants: Any, buffers: Any, moments: Any) -> None:
     """Gather the rows of the tile for the components that count for them."""
-    m = len(picked)
+    m = len(places)
     for j in range(count):
         k, of_component = buffers.near[j], buffers.centred.scores[j]
         least = constants.least[k]
@@ -232,13 +232,13 @@ def _collect(picked: Any, weights: Any, count: Any, constants: Any, buffers: Any
             of_component[t] = of_component[t] if of_component[t] > least else 0.0
         if len(weights) > 0:
             for t in range(m):
-                of_component[t] *= weights[picked[t]]
+                of_component[t] *= weights[places[t]]
         gather(buffers.rows[:m], of_component, k, 0.0, buffers.centred, moments)
 
 
 @loop
 def _accumulate_tile(
-    rows: Any, weights: Any, a: Any, picked: Any, used: Any, constants: Any, buffers: Any, results: Any
+    rows: Any, weights: Any, a: Any, places: Any, used: Any, constants: Any, buffers: Any, results: Any
 ) -> Any:
     """Score and sum the rows of a tile whose guess is component a.
 
@@ -246,14 +246,14 @@ def _accumulate_tile(
     log-likelihoods.
     """
     in_full_vectors()
-    m, d, scores = len(picked), rows.shape[1], buffers.centred.scores
-    _fill(rows, picked, constants, buffers)
+    m, d, scores = len(places), rows.shape[1], buffers.centred.scores
+    _fill(rows, places, constants, buffers)
     subtract_transposed(buffers.rows[:m], constants.centred.whitening[a, d:], buffers.differences)
     _score(a, 0, constants, buffers)
     for t in range(len(buffers.own)):
         buffers.own[t] = scores[0, t] if t < m else math.inf
     used = _find_directions(a, used, constants, buffers)
-    count = _find_near(a, used, constants, buffers)
+    count = _find_candidates(a, used, constants, buffers)
     for j in range(count):
         if buffers.near[j] == a:
             for t in range(len(buffers.own)):
@@ -261,18 +261,18 @@ def _accumulate_tile(
         else:
             _score(buffers.near[j], j, constants, buffers)
     sums, peaks = buffers.centred.sums[:m], buffers.centred.peaks[:m]
-    count = _leave_out(a, count, peaks, constants, buffers)
+    count = _skip_negligible(a, count, peaks, constants, buffers)
     exponentiate(scores[:count], sums, constants.centred.least, results.numbers[:0])
-    total = sum_of_logarithms(sums, peaks, constants.centred.ceiling, buffers.found[:m])
+    total = sum_of_logarithms(sums, peaks, constants.centred.ceiling, buffers.values[:m])
     divide(scores[:count], sums, peaks)
-    _write(picked, count, buffers, results)
-    _collect(picked, weights, count, constants, buffers, results.moments)
+    _write(places, count, buffers, results)
+    _collect(places, weights, count, constants, buffers, results.moments)
     return used, total
 
 
 @loop
 def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: Any) -> Any:
-    """Do as the loop of this name in other forms."""
+    """Score a block of rows and sum its moments; arguments and results are those of `loop._accumulate`."""
     n, tile = len(rows), len(buffers.rows)
     for i in range(len(results.numbers)):
         results.numbers[i] = 0.0
@@ -280,15 +280,15 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
     order = buffers.order[:n]
     _sort(buffers.guesses[:n], buffers.ends, order)
     total, begin = 0.0, 0
-    for a in range(len(constants.reach)):
+    for a in range(len(constants.cutoffs)):
         members = order[begin : buffers.ends[a]]
         begin, used = buffers.ends[a], 0
         if len(members) > 0:
-            for k in range(len(buffers.known)):
-                buffers.known[k] = 0
+            for k in range(len(buffers.has_direction)):
+                buffers.has_direction[k] = 0
         for first in range(0, len(members), tile):
-            picked = members[first : min(first + tile, len(members))]
-            used, part = _accumulate_tile(rows, weights, a, picked, used, constants, buffers, results)
+            places = members[first : min(first + tile, len(members))]
+            used, part = _accumulate_tile(rows, weights, a, places, used, constants, buffers, results)
             total += part
     finish(constants.centred, buffers.centred, results.moments)
     return squared_length(flattened(rows)), total + zero_if_finite(results.numbers)

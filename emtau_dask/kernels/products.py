@@ -1,4 +1,4 @@
-"""Products of few rows with a tile that lies in the core's own cache, in vectors of the machine's width.
+"""Products of few rows with a tile that is in the core's own cache, in vectors of the machine's width.
 
 A BLAS packs its factors before it multiplies them, which takes as long as multiplying them by few rows.
 A tile needs no packing: its rows are whole vectors, and they are in the cache. The sums for four rows of one
@@ -68,7 +68,7 @@ read cached code with types that no longer exist."""
 
 
 def loop(function: Any, **options: Any) -> Any:
-    """Compile a function at its first call, and cache the result on disk if numba finds a place for it."""
+    """Compile a function at its first call, and cache the result on disk if numba can."""
     function.__qualname__ += f"-{VERSION}"
     try:
         return njit(**OPTIONS | options, cache=True)(function)
@@ -113,16 +113,16 @@ def multiply(left: Any, right: Any, out: Any) -> None:
     m, depth, step = len(left), len(right), COLUMNS * VECTOR_BYTES // right.itemsize
     if left.shape[1] != depth or len(out) != m or right.shape[1] != out.shape[1] or right.shape[1] % step:
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
-    rest = m % ROWS
-    k = m - rest
+    remainder = m % ROWS
+    k = m - remainder
     for t in range(0, right.shape[1], step):
         for row in range(0, k, ROWS):
             multiply_four(left, right, out, row, t, row, depth)
-        if rest == 1:
+        if remainder == 1:
             multiply_one(left, right, out, k, t, k, depth)
-        elif rest == 2:
+        elif remainder == 2:
             multiply_two(left, right, out, k, t, k, depth)
-        elif rest == 3:
+        elif remainder == 3:
             multiply_three(left, right, out, k, t, k, depth)
 
 
@@ -134,8 +134,8 @@ def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
     of `COLUMNS` cache lines. The first m rows of ``left`` are 0 above their diagonal, and not read there.
     """
     m, step = len(right), COLUMNS * VECTOR_BYTES // right.itemsize
-    rest = m % ROWS
-    k = m - rest
+    remainder = m % ROWS
+    k = m - remainder
     if left.shape[1] != m or len(left) != m + 1 or right.shape[1] % step:
         raise ValueError("the factors do not fit each other, or vectors do not fit them")
     if first < 0 or first >= len(out) or out.shape[1] != right.shape[1]:
@@ -143,11 +143,11 @@ def subtract_half_squares(left: Any, right: Any, first: Any, out: Any) -> None:
     for t in range(0, right.shape[1], step):
         for row in range(0, k, ROWS):
             subtract_four(left, right, out, row, t, first, row + ROWS)
-        if rest == 1:
+        if remainder == 1:
             subtract_one(left, right, out, k, t, first, m)
-        elif rest == 2:
+        elif remainder == 2:
             subtract_two(left, right, out, k, t, first, m)
-        elif rest == 3:
+        elif remainder == 3:
             subtract_three(left, right, out, k, t, first, m)
 
 
@@ -162,17 +162,17 @@ def multiply_transposed(left: Any, right: Any, out: Any) -> None:
         raise ValueError("factors and result do not fit each other, or vectors do not fit them")
     if n > len(right):
         raise ValueError("the second factor has too few rows")
-    rest = m % ROWS
-    k = m - rest
+    remainder = m % ROWS
+    k = m - remainder
     for i in range(0, n if n >= COLUMNS else 0, COLUMNS):
         column = i if i + COLUMNS <= n else n - COLUMNS
         for row in range(0, k, ROWS):
             four_by_three(left, right, out, row, column, column, depth)
-        if rest == 1:
+        if remainder == 1:
             one_by_three(left, right, out, k, column, column, depth)
-        elif rest == 2:
+        elif remainder == 2:
             two_by_three(left, right, out, k, column, column, depth)
-        elif rest == 3:
+        elif remainder == 3:
             three_by_three(left, right, out, k, column, column, depth)
     for i in range(0, n if n < COLUMNS else 0):
         for row in range(m):
@@ -214,10 +214,10 @@ def add_upper_squares(vectors: Any, depth: Any, out: Any) -> None:
     step = COLUMNS * lanes
     for i in range(0, side, ROWS):
         first = i - i % lanes
-        rest = (side - first) % step
-        for t in range(first, side - rest, step):
+        remainder = (side - first) % step
+        for t in range(first, side - remainder, step):
             square_three(vectors, vectors, out, i, t, i, depth)
-        if rest == 2 * lanes:
-            square_two(vectors, vectors, out, i, side - rest, i, depth)
-        elif rest == lanes:
-            square_one(vectors, vectors, out, i, side - rest, i, depth)
+        if remainder == 2 * lanes:
+            square_two(vectors, vectors, out, i, side - remainder, i, depth)
+        elif remainder == lanes:
+            square_one(vectors, vectors, out, i, side - remainder, i, depth)

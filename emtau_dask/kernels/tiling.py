@@ -1,4 +1,4 @@
-"""Constants and buffers of a form's tiles under a plan."""
+"""The constants, buffers and sums of compiled tiles under a plan, for each form."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from emtau_dask.mixture.cutoff import Reach
-from emtau_dask.mixture.estep import LEAST_EXPONENT
+from emtau_dask.mixture.cutoff import Cutoffs
+from emtau_dask.mixture.estep import MIN_EXPONENT
 from emtau_dask.mixture.linalg import AnyArray, Bools, Floats, read_only
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import (
@@ -31,33 +31,34 @@ from emtau_dask.mixture.statistics import (
 )
 
 LINE_BYTES, LINES_AT_ONCE = 64, 3
-"""Bytes of a cache line, and cache lines of each feature that products use at once (`kernels.products`)."""
-TILE_BYTES, LEAST_TILE_LINES, MOST_TILE_LINES = 2**19 + 2**16, 9, 27
+"""Size of a cache line (bytes), and cache lines of each feature that products use at once
+(`kernels.products`)."""
+TILE_BYTES, MIN_TILE_LINES, MAX_TILE_LINES = 2**19 + 2**16, 9, 27
 """Maximum bytes of a tile's features (or coordinates), and minimum and maximum cache lines of each feature:
 more make sums over rows longer; up to 27 keep the responsibilities of 16 components in the nearest cache."""
-MOST_SUMMED, NONE_GATHERED, ALL_GATHERED = 12, 8, 32
+MAX_SUMMED_FEATURES, NONE_GATHERED, ALL_GATHERED = 12, 8, 32
 """Maximum features d for which the centred form always sums all rows of a tile. With more, a component's rows
-are gathered where they are at most (d - 8) / (32 - 8) of a tile: gathering costs less the more features there
-are, and from 32 on no more than summing."""
+are gathered if they are at most (d - 8) / (32 - 8) of a tile: the relative cost of gathering falls with the
+number of features, and from 32 on it costs no more than summing."""
 NEAR_TILE, SORTED_TILE = 24, 96
-"""Rows near one component that are scored at a time (three whole vectors, for each width of vectors), and
-rows whose component is guessed at a time."""
+"""Number of rows near one component that are scored at a time (a multiple of three vectors of any width), and
+of rows whose component is guessed at a time."""
 NEGLIGIBLE = 2.0**-80
-"""Maximum responsibility that groups leave out, relative to the component's mean in a tile: 32,768 such rows,
-64 standard deviations away, change a variance by one rounding."""
+"""Maximum responsibility that groups skip, relative to the component's mean in a tile: 32,768 such rows, 64
+standard deviations away, change a variance by one rounding."""
 DOUBLE = np.dtype(np.float64)
 Shapes = tuple[tuple[int, ...], ...]
 
 
 def rows_of_tile(n_features: int, itemsize: int) -> int:
     """Return the rows of a tile: an odd number of cache lines of a feature, to spread them over a cache."""
-    fitting = min(MOST_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
-    threes = max(LEAST_TILE_LINES, fitting) // LINES_AT_ONCE
+    fitting = min(MAX_TILE_LINES, TILE_BYTES // (n_features * LINE_BYTES))
+    threes = max(MIN_TILE_LINES, fitting) // LINES_AT_ONCE
     return LINE_BYTES // itemsize * LINES_AT_ONCE * (threes - 1 + threes % 2)
 
 
 def odd_lines(n_numbers: int, itemsize: int) -> int:
-    """Return the minimum, at least ``n_numbers``, of numbers that fill an odd number of cache lines."""
+    """Return the minimum size, at least ``n_numbers``, that fills an odd number of cache lines."""
     whole = -(-n_numbers * itemsize // LINE_BYTES)
     return LINE_BYTES // itemsize * (whole + 1 - whole % 2)
 
@@ -84,10 +85,9 @@ class Loops(NamedTuple):
 def compiled_loops() -> Loops | str:
     """Return the compiled loops, or why there are none.
 
-    Everything that numba imports for its first compilation is imported here. A later import could load a
-    library (by dlopen, with the interpreter's lock held) while threadpoolctl looks through the loaded ones in
-    another thread (by dl_iterate_phdr, with the loader's lock held), and each would wait for the other for
-    ever.
+    Everything that numba imports for its first compilation is imported here. A later import could cause a
+    deadlock: it loads a library (by dlopen) while it holds the interpreter's lock, and threadpoolctl in
+    another thread lists the loaded libraries (by dl_iterate_phdr) while it holds the loader's lock.
     """
     try:
         from numba import config
@@ -97,31 +97,31 @@ def compiled_loops() -> Loops | str:
     except Exception as error:  # numba raises any error if it does not fit the installed packages
         return f"{type(error).__name__}: {error}"
     if config.DISABLE_JIT:
-        return "numba is told to compile nothing (NUMBA_DISABLE_JIT)"
+        return "numba is configured to compile nothing (NUMBA_DISABLE_JIT)"
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
     return Loops(loop, features, centred, near, products)
 
 
 class BlockSums(Protocol):
-    """Sums the moments of one stream of blocks after another; arrays are made once."""
+    """Sums the moments of one stream of blocks after another; its arrays are reused."""
 
     @property
     def moments(self) -> Any:
-        """The named tuple of the form into which a block's moments are to be written."""
+        """The named tuple of the form into which the moments of a block are written."""
         ...
 
     @property
     def numbers(self) -> Floats:
-        """All numbers of these moments, (m,)."""
+        """All values of these moments, (m,)."""
         ...
 
     def push(self, n_rows: int) -> None:
-        """Add the moments that were written, of a block of ``n_rows`` rows."""
+        """Add the written moments, of a block of ``n_rows`` rows."""
         ...
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks so far, None without any; then begin again."""
+        """Return the sums over all blocks so far, None without any, and reset them."""
         ...
 
 
@@ -133,7 +133,7 @@ class Tiling:
     loops: Any  # its `BlockLoops`, of the form
     constants: Any  # a named tuple of the form
     buffers: Any  # a named tuple of the form
-    finite: tuple[AnyArray, ...]  # the buffers that must be finite where a block begins
+    finite: tuple[AnyArray, ...]  # the buffers that must be finite when a block begins
     sums: BlockSums
 
 
@@ -191,10 +191,10 @@ class _CentredSums:
         d = len(self._upper)
         upper = scatter[:, :d, :d]
         whole = np.where(self._upper, upper, upper.swapaxes(1, 2))
-        found = SufficientStatistics(
+        statistics = SufficientStatistics(
             read_only(sums[:, 0].copy()), read_only(sums[:, 1:].copy()), read_only(whole)
         )
-        return RowSums(None, found)
+        return RowSums(None, statistics)
 
 
 def _feature_parts(
@@ -215,7 +215,7 @@ def _feature_parts(
         np.empty((0, 0), dtype) if transform is None else np.array(transform.T, dtype, order="C"),
         *structure.squares.pairs(d),
         np.array(plan.coefficients, dtype, order="C"),
-        dtype.type(LEAST_EXPONENT[dtype]),
+        dtype.type(MIN_EXPONENT[dtype]),
         float(plan.ceiling),
     )
     shapes = plan.moment_shapes
@@ -235,23 +235,23 @@ def _feature_parts(
 def _whitening(parameters: MixtureParameters) -> Floats:
     """Return the transposed precision factors, and the means below them, (K, d + 1, d)."""
     K, d = parameters.means.shape
-    found = np.empty((K, d + 1, d))
-    found[:, :d] = parameters.precisions_cholesky.swapaxes(1, 2)
-    found[:, d] = parameters.means
-    return found
+    whitening = np.empty((K, d + 1, d))
+    whitening[:, :d] = parameters.precisions_cholesky.swapaxes(1, 2)
+    whitening[:, d] = parameters.means
+    return whitening
 
 
 def _centred_parts(
     plan: KernelPlan, loops: ModuleType, side: int, scores: Floats, extra: Floats
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
-    """Return the same of the centred form."""
+    """Return constants, buffers, and finite buffers of the centred form."""
     parameters, (K, tile), d = plan.parameters, scores.shape, plan.parameters.n_features
-    gathers = d > MOST_SUMMED or plan.reach is not None
+    gathers = d > MAX_SUMMED_FEATURES or plan.cutoffs is not None
     constants = loops.CentredConstants(
         np.zeros((1, d)),
         plan.log_scales,
         _whitening(parameters),
-        LEAST_EXPONENT[DOUBLE],
+        MIN_EXPONENT[DOUBLE],
         float(plan.ceiling),
         NEGLIGIBLE / MAX_BLOCK_ROWS,
         (d - NONE_GATHERED) * tile // (ALL_GATHERED - NONE_GATHERED) if gathers else 0,
@@ -272,17 +272,17 @@ def _centred_parts(
         counts=np.zeros(K, np.intp),
         totals=np.zeros(K),
         least=np.zeros(K),
-        present=np.zeros(K, np.intp),
+        n_significant=np.zeros(K, np.intp),
         part=np.empty((1, d)),
         middle=np.zeros((1, wide)),
         square=np.empty((wide, wide)),
         mean=np.empty(d),
-        rest=np.empty(d),
+        correction=np.empty(d),
     )
     return constants, buffers, (coordinates,)
 
 
-def _near_parts(plan: KernelPlan, loops: Loops, side: int, reach: Reach) -> tuple[Any, Any]:
+def _near_parts(plan: KernelPlan, loops: Loops, side: int, cutoffs: Cutoffs) -> tuple[Any, Any]:
     """Return constants and buffers of tiles of rows near one component."""
     (K, d), narrow = plan.parameters.means.shape, np.dtype(np.float32)
     constants, buffers, _ = _centred_parts(
@@ -291,7 +291,7 @@ def _near_parts(plan: KernelPlan, loops: Loops, side: int, reach: Reach) -> tupl
     of_components, of_tile = partial(np.zeros, (K,), np.intp), partial(np.empty, (NEAR_TILE,))
     n = longest_block(2 * near_rows(d), near_rows(d))
     factors = np.ascontiguousarray(plan.parameters.precisions_cholesky)
-    shared = reach.centre, reach.discriminants, factors, reach.distances, reach.margins
+    shared = cutoffs.centre, cutoffs.discriminants, factors, cutoffs.distances, cutoffs.margins
     centre, discriminants, factors, distances, margins = (read_only(array.view()) for array in shared)
     return loops.near.NearConstants(
         constants,
@@ -318,21 +318,21 @@ def _near_parts(plan: KernelPlan, loops: Loops, side: int, reach: Reach) -> tupl
         along=lines(K, NEAR_TILE, DOUBLE),
         whitened=np.empty(d),
         of_directions=of_components(),
-        known=of_components(),
-        wanted=of_components(),
+        has_direction=of_components(),
+        may_count=of_components(),
         near=of_components(),
         labels=of_tile(dtype=np.intp),
-        found=of_tile(),
+        values=of_tile(),
     )
 
 
 def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
-    """Return what compiled tiles need under a plan that is `tiled`."""
+    """Return the loops, constants and buffers of compiled tiles under a plan that is `tiled`."""
     structure, (K, d), dtype = plan.parameters.structure, plan.parameters.means.shape, plan.dtype
     side = loops.products.side_of(d, DOUBLE.itemsize)
     about_means = partial(_CentredSums, loops.centred, ((K, 1 + d), (K, side, side)))
-    if plan.reach is not None:
-        near = _near_parts(plan, loops, side, plan.reach)
+    if plan.cutoffs is not None:
+        near = _near_parts(plan, loops, side, plan.cutoffs)
         return Tiling(loops.blocks, loops.near.loops, *near, (), about_means())
     by_features = plan.frame is not None
     tile = rows_of_tile(structure.n_row_features(d) if by_features else 2 * (1 + d), dtype.itemsize)

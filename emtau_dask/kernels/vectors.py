@@ -1,7 +1,7 @@
-"""Steps of products in vectors of the machine's width, written in LLVM's own representation.
+"""Steps of products in vectors of the machine's width, written in LLVM's intermediate representation.
 
-Compiled code calls them as functions of matrices in C order and of numbers: where they begin, and their
-extent. They check nothing. A step keeps its sums in registers, as `kernels.products` says.
+Compiled code calls them as functions of matrices in C order and of integers: the positions where they begin,
+and their depth. They check nothing. A step keeps its sums in registers; see `kernels.products`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 ROWS, COLUMNS = 4, 3
-"""Rows and vectors of the sums in registers: these 12 vectors and 4 others are as many as most machines have.
-Each number of rows up to 4 has a function of its own. So has each number of vectors up to 3, if a product is
-added to earlier sums; otherwise groups of vectors overlap."""
+"""Rows and vectors of the sums in registers: these 12 vectors and 4 others fill the registers of most
+machines. There is a function for each number of rows up to 4, and, if a product is added to earlier sums, for
+each number of vectors up to 3; otherwise groups of vectors overlap."""
 WIDTHS = (("+avx512f", 64), ("+avx", 32))
 SIDE = 4
-"""Rows and features that are transposed at a time."""
+"""Number of rows and features that are transposed at a time."""
 INDEX = ir.IntType(64)
 
 
@@ -39,7 +39,7 @@ VECTOR_BYTES = _vector_bytes()
 def _in_full_vectors(_: Any) -> Any:
     """Let LLVM use vectors of the machine's width throughout the calling function.
 
-    Otherwise it uses half of it on machines whose clock wide vectors slow down. Products use all of it.
+    Otherwise it uses half the width on machines whose clock slows down with wide vectors.
     """
 
     def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -142,8 +142,8 @@ def _signature(matrices: Sequence[Any], write: Callable[..., None], lanes: int |
 
     def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = zip(signature.args[:count], arguments[:count], strict=True)
-        seen = [_Matrix(context, builder, kind, value, lanes) for kind, value in kinds]
-        write(builder, *seen, *arguments[count:])
+        operands = [_Matrix(context, builder, kind, value, lanes) for kind, value in kinds]
+        write(builder, *operands, *arguments[count:])
         return context.get_dummy_value()
 
     return types.void(*matrices, *[types.intp] * 4), built
@@ -186,7 +186,7 @@ def _product(
 
 
 def _multiply_some(rows: int) -> Any:
-    """Return what writes ``left[k : k + rows, :depth] @ right[:depth, t : t + 3 vectors]`` to out[i:, t:]."""
+    """Return a step: ``out[i:, t:] = left[k : k + rows, :depth] @ right[:depth, t : t + 3 vectors]``."""
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
         def load(j: Any, column: int) -> Any:
@@ -200,7 +200,7 @@ def _multiply_some(rows: int) -> Any:
 
 
 def _subtract_some(rows: int) -> Any:
-    """Return what subtracts half the squares of such a product, summed over its rows, from row i of out.
+    """Return a step that subtracts half the squares of such a product, summed over rows, from out[i].
 
     The last row of ``left`` is subtracted from the columns of ``right`` before. The last ``rows`` columns of
     the factor are 0 above their diagonal, and not read there.
@@ -221,11 +221,11 @@ def _subtract_some(rows: int) -> Any:
             add(along.index, 0)
         for beyond in range(rows):
             add(builder.add(whole, INDEX(beyond)), beyond)
-        found, minus_half = sums.vectors(), ir.Constant(c.vector, [-0.5] * c.lanes)
+        products, minus_half = sums.vectors(), ir.Constant(c.vector, [-0.5] * c.lanes)
         for column in range(COLUMNS):
             total = ir.Constant(c.vector, [0.0] * c.lanes)
             for row in range(rows):
-                total = c.call("fmuladd", c.vector, found[row, column], found[row, column], total)
+                total = c.call("fmuladd", c.vector, products[row, column], products[row, column], total)
             place = c.place(i, t, 0, column)
             c.store(c.call("fmuladd", c.vector, total, minus_half, c.load(place)), place)
 
@@ -233,7 +233,7 @@ def _subtract_some(rows: int) -> Any:
 
 
 def _multiply_some_transposed(rows: int, columns: int) -> Any:
-    """Return what writes ``left[k : k + rows, :depth] @ right[f : f + columns, :depth].T`` to out[k:, i:]."""
+    """Return a step: ``out[k:, i:] = left[k : k + rows, :depth] @ right[f : f + columns, :depth].T``."""
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, f: Any, i: Any, depth: Any) -> None:
         sums = _Sums(builder, a, product(range(rows), range(columns)))
@@ -262,7 +262,7 @@ def _means(builder: Any, m: _Matrix, first: Any, count: int) -> list[Any]:
 
 
 def _less(builder: Any, x: _Matrix, first: Any, t: Any, means: list[Any]) -> list[Any]:
-    """Return the vectors at column t of the rows of x from ``first`` on, less their means."""
+    """Return the vectors at column t of the rows of x from ``first`` on, minus their means."""
     return [builder.fsub(x.load(x.place(first, t, j)), mean) for j, mean in enumerate(means)]
 
 
@@ -303,7 +303,7 @@ def _write_own_scatter(builder: Any, w: _Matrix, x: _Matrix, m: _Matrix, c: _Mat
 
 
 def _square_some(columns: int) -> Any:
-    """Return what adds ``left[:depth, k : k + 4].T @ right[:depth, t : t + vectors]`` to out[i:, t:]."""
+    """Return a step: ``out[i:, t:] += left[:depth, k : k + 4].T @ right[:depth, t : t + vectors]``."""
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
         def place(j: Any, row: int) -> Any:

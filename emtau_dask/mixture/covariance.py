@@ -1,6 +1,6 @@
-"""The port of covariance types: a record of the operations in which types differ.
+"""The port of covariance types: a record of the operations that depend on the type.
 
-All other code in the package is written once, against `CovarianceStructure`. The log-density of a Gaussian is
+All other code in the package is written once, for `CovarianceStructure`. The log-density of a Gaussian is
 linear in the squares that a type needs (`squares`), the coordinates, and the constant 1.
 
 Shapes: K components, d features, n rows of a block, F features of a row in `mixture.features`.
@@ -116,19 +116,19 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The covariances of some given features, and those of the rest under the condition of these.
+    """The covariances of given features, and the conditional covariances of the rest.
 
-    Bishop 2006, "Pattern Recognition and Machine Learning", eq. 2.81 and 2.82: the mean of the rest moves by
-    ``B (x − μ)`` of the given features, its covariance does not depend on ``x``.
+    Bishop 2006, "Pattern Recognition and Machine Learning", eq. 2.81 and 2.82: the mean of the rest is
+    shifted by ``B (x − μ)`` of the given features, and its covariance does not depend on ``x``.
 
     Attributes
     ----------
     given_covariances, given_factors : ndarray
-        Of the given features alone, in the shapes of the covariance type.
+        Marginal covariances and factors of the given features, in the shapes of the covariance type.
     coefficients : ndarray of shape (K or 1, r, g), or None
-        B, of r features of the rest on g given ones; None if they are independent.
+        B, the regression of r features of the rest on g given ones; None if they are independent.
     rest_covariances, rest_factors : ndarray
-        Of the rest under the condition of the given features.
+        Conditional covariances and factors of the rest.
     """
 
     given_covariances: Floats
@@ -139,7 +139,7 @@ class Split:
 
 
 def identity_alone(weights: Floats, covariances: Floats, factors: Floats) -> Iterator[Floats | None]:
-    """Yield no transform but the identity."""
+    """Yield the identity (None) as the only transform."""
     yield None
 
 

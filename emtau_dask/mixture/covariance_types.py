@@ -36,18 +36,18 @@ from emtau_dask.mixture.linalg import (
 )
 from emtau_dask.mixture.variance_types import DIAG, SPHERICAL, TIED_DIAG, TIED_SPHERICAL, squared_lengths
 
-LEAST_BY_TRIANGLES = 64
+MIN_TRIANGLE_FEATURES = 64
 """Minimum features for which a product by a triangle is faster than one by a matrix."""
 TILE = 2**16
-"""Maximum elements of a matrix that are processed at a time."""
+"""Maximum number of elements of a matrix that are processed at a time."""
 
 
 def add_outer_products(scatter: Floats, weights: Floats, vectors: Floats) -> None:
     """Add ``Σ_i weights_ik · vectors_ik vectors_ikᵀ`` to each of ``scatter`` (K, d, d), in place.
 
-    Weights are (m, K), vectors (m, K, d). Tiles stay in the cache, because forming
-    products as large as ``scatter`` costs far more than adding them. Products below the rounding of the
-    scatter are left out, as corrections of means nearly always are.
+    Weights are (m, K), vectors (m, K, d). Products are formed in tiles that stay in the cache; forming
+    products as large as ``scatter`` would cost far more than adding them. Products below the rounding of the
+    scatter are skipped; those of corrections of means nearly always are.
     """
     _, K, d = vectors.shape
     together, rows = max(1, TILE // d**2), max(1, TILE // d)
@@ -104,7 +104,7 @@ def correlation_conditions(covariances: Floats) -> Floats:
 
 
 def correlated(normals: Floats, covariance: Floats, whose: str) -> Floats:
-    """Return standard-normal draws (n, d), transformed to have a covariance; the error says whose it is."""
+    """Return standard-normal draws (n, d), transformed to have a covariance; ``whose`` names it in errors."""
     try:
         return normals @ np.linalg.cholesky(covariance).T
     except np.linalg.LinAlgError as error:
@@ -124,7 +124,7 @@ def standardised_forms(seconds: Floats, weights: Floats, factors: Floats) -> Flo
 def whitened_trace(scatter: Floats, factors: Floats) -> float:
     """Return ``Σ_k tr(P_kᵀ S_k P_k)`` of matrices (..., d, d)."""
     d = scatter.shape[-1]
-    if d < LEAST_BY_TRIANGLES:
+    if d < MIN_TRIANGLE_FEATURES:
         return float(np.vdot(factors, scatter @ factors))
     total = 0.0
     for matrix, factor in zip(scatter.reshape(-1, d, d), factors.reshape(-1, d, d), strict=True):
@@ -137,9 +137,9 @@ def whitened_trace(scatter: Floats, factors: Floats) -> float:
 def split_matrices(covariances: Floats, factors: Floats, given: Ints, rest: Ints) -> Split:
     """Return the split of matrices (m, d, d) with the precision factors ``factors`` (m, d, d).
 
-    The factor of the reordered features comes from the factor at hand by rotations of its rows, which lose no
-    digits and cannot fail. With ``R Rᵀ`` the precision of (given, rest), the blocks of R on the diagonal are
-    the factors of the given features alone and of the rest; what is above them holds the coefficients.
+    The factor of the reordered features is computed from ``factors`` by rotations of rows, which lose no
+    digits and cannot fail. If ``R Rᵀ`` is the precision of (given, rest), the diagonal blocks of R are the
+    factors of the given features and of the rest, and the block above them gives the coefficients.
     """
     g = len(given)
     order = np.concatenate([given, rest])
@@ -182,10 +182,10 @@ def _full_from_precisions(precisions: Floats) -> tuple[Floats, Floats]:
 
 
 def _sum_full_scatter(scatter: Floats, k: int, tiles: Iterator[Floats]) -> None:
-    kept = 0.0
+    beta = 0.0
     for roots in tiles:
-        add_squares(roots, scatter[k], kept)
-        kept = 1.0
+        add_squares(roots, scatter[k], beta)
+        beta = 1.0
     symmetrised(scatter[k])
 
 
@@ -339,7 +339,7 @@ def structure_named(covariance_type: str) -> CovarianceStructure:
     Raises
     ------
     InvalidDataError
-        There is no such type; names the ones there are.
+        There is no such type; the message lists the types.
     """
     try:
         return STRUCTURES[covariance_type]

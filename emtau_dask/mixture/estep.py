@@ -1,9 +1,9 @@
-"""The E-step over a block of rows by NumPy, and the statistics that it leaves.
+"""The E-step over a block of rows by NumPy, and its sufficient statistics.
 
 In the centred form the differences to μ_k are whitened by the triangular precision factor, squared and
 summed. No digit is lost however far the rows are from the origin, and nothing is required of the covariances.
-Where a plan has the features' form, all components are scored by one product, and moments summed by another;
-a block of which products overflow is centred all the same.
+In the form by features all components are scored by one product, and moments summed by another. A block whose
+products overflow uses the centred form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from emtau_dask.mixture.linalg import AnyArray, Floats, squared_length
 from emtau_dask.mixture.parameters import most_probable
-from emtau_dask.mixture.plan import KernelPlan, held_rows
+from emtau_dask.mixture.plan import KernelPlan, pending_rows
 from emtau_dask.mixture.statistics import (
     MomentSums,
     PairwiseMerger,
@@ -27,20 +27,20 @@ from emtau_dask.mixture.statistics import (
     views_of,
 )
 
-LEAST_EXPONENT = {dtype: float(np.log(np.finfo(dtype).tiny)) + 8.0 for dtype in map(np.dtype, ("f4", "f8"))}
-"""By dtype, the exponent below which exponentials are taken for 0: theirs is 3,000 times the smallest normal
-number."""
+MIN_EXPONENT = {dtype: float(np.log(np.finfo(dtype).tiny)) + 8.0 for dtype in map(np.dtype, ("f4", "f8"))}
+"""Minimum exponent by dtype; exponentials of smaller numbers count as 0. The exponential of the minimum is
+3,000 times the smallest normal number."""
 
 
 def exponentials(values: Floats, spare: Floats) -> None:
-    """Replace ``values`` (K, n), at most 0, by their exponentials, or 0 below `LEAST_EXPONENT`.
+    """Replace ``values`` (K, n), at most 0, by their exponentials; by 0 below `MIN_EXPONENT`.
 
-    NumPy's ``exp`` takes 6 to 50 times as long where it underflows (`benchmarks/kernels.py`), and arithmetic
-    with subnormal results takes longer still. So the smallest values are raised to one value, whose
-    exponential is subtracted from all. That value fills the buffer ``spare`` (n,), since NumPy takes three
-    times as long with a single number as with a row.
+    NumPy's ``exp`` takes 6 to 50 times as long if it underflows (`benchmarks/kernels.py`), and arithmetic
+    with subnormal numbers takes longer still. So smaller values are raised to the minimum exponent, and its
+    exponential is subtracted from all results. The minimum fills the buffer ``spare`` (n,), because NumPy
+    takes three times as long with a scalar as with a row.
     """
-    spare.fill(LEAST_EXPONENT[values.dtype])
+    spare.fill(MIN_EXPONENT[values.dtype])
     np.maximum(values, spare, out=values)
     np.exp(values, out=values)
     np.exp(spare, out=spare)
@@ -70,9 +70,9 @@ class ScoredBlock(NamedTuple):
     responsibilities : ndarray of shape (K, n)
         Paper, section 2, equation for ``w_k(x_n, Θ)``.
     log_likelihoods : ndarray of shape (n,), nats
-        ``ln p(x_n | Θ)``; not finite where a row is beyond the range of float64.
+        ``ln p(x_n | Θ)``; not finite if a row is beyond the range of float64.
     total : float, nats
-        The sum of the log-likelihoods; not finite where one of them is not.
+        The sum of the log-likelihoods; not finite if one of them is not.
     """
 
     responsibilities: Floats
@@ -86,8 +86,8 @@ class Accumulated(NamedTuple):
     Attributes
     ----------
     squared : float
-        The sum of the squares of all values of the rows, in their dtype. Not finite where it overflows and
-        where a value is not finite; in the latter case nothing was added.
+        The sum of the squares of all values of the rows, in their dtype. Not finite if it overflows, or if a
+        value is not finite; in the latter case no statistics were added.
     """
 
     log_likelihoods: Floats
@@ -96,12 +96,12 @@ class Accumulated(NamedTuple):
 
     @classmethod
     def nothing(cls, n_rows: int) -> Accumulated:
-        """Return the result for rows of which some value is not finite: NaN throughout."""
+        """Return the result, all NaN, for rows with a value that is not finite."""
         return cls(np.full(n_rows, np.nan), math.nan, math.nan)
 
 
 class MostProbable(NamedTuple):
-    """Arrays for the label of each row of a block, and for the responsibility of the label."""
+    """Output arrays for the label of each row of a block, and for the responsibility of the label."""
 
     labels: AnyArray  # (n,), of an unsigned integer; ties go to the lowest index
     largest: Floats  # (n,)
@@ -119,7 +119,7 @@ class FeatureProducts:
         self._sums, *self._pooled = views_of(self.moments.block, plan.moment_shapes)
 
     def score(self, columns: Floats, scores: Floats) -> None:
-        """Write weighted log-densities of rows (d, n), less the plan's ceiling, into ``scores`` (K, n)."""
+        """Write weighted log-densities of rows (d, n), minus the plan's ceiling, into ``scores`` (K, n)."""
         (d, n), transform = columns.shape, self._frame.transform
         features, centre = self._features[:, :n], self._frame.centre[:, np.newaxis]
         coordinates = features[1 : 1 + d]
@@ -131,7 +131,7 @@ class FeatureProducts:
         np.matmul(self._coefficients, features, out=scores)
 
     def collect(self, responsibilities: Floats) -> None:
-        """Add the moments of the block scored last, whose responsibilities are (K, n)."""
+        """Add the moments of the block that was scored last, with responsibilities (K, n)."""
         n = responsibilities.shape[1]
         features = self._features[:, :n]
         np.dot(responsibilities, features[: self._sums.shape[1]].T, out=self._sums)
@@ -142,16 +142,16 @@ class FeatureProducts:
 
 
 class BlockKernel:
-    """Scores blocks of at most ``n_rows`` rows, and sums their statistics, for one task after the other."""
+    """Scores blocks of at most ``n_rows`` rows and sums their statistics, for one task at a time."""
 
     def __init__(self, plan: KernelPlan, n_rows: int) -> None:
         K, d = plan.parameters.means.shape
         self.n_rows, self.plan = n_rows, plan
-        self._scores, self._of_rows = np.empty((K, n_rows)), np.empty((2, n_rows))
+        self._scores, self._row_buffers = np.empty((K, n_rows)), np.empty((2, n_rows))
         self._columns, self._differences = np.empty((2, d, n_rows))
         self._products = None if plan.frame is None else FeatureProducts(plan, n_rows)
         self._centred = PairwiseMerger(partial(merge, plan.parameters.structure))
-        self._held: list[tuple[Floats, Floats]] = []
+        self._pending: list[tuple[Floats, Floats]] = []
         self._n, self._by_products = 0, False
 
     def score(self, rows: AnyArray) -> ScoredBlock:
@@ -176,12 +176,12 @@ class BlockKernel:
             self._products.score(self._columns[:, :n], scores)
         else:
             self._write_centred(scores)
-        log_likelihoods = normalise(scores, *self._of_rows[:, :n])
+        log_likelihoods = normalise(scores, *self._row_buffers[:, :n])
         log_likelihoods += self.plan.ceiling
         return ScoredBlock(scores, log_likelihoods, float(np.add.reduce(log_likelihoods)))
 
     def _write_centred(self, scores: Floats) -> None:
-        """Write weighted log-densities, less the plan's ceiling, into ``scores`` (K, n)."""
+        """Write weighted log-densities, minus the plan's ceiling, into ``scores`` (K, n)."""
         parameters = self.plan.parameters
         whiten, factors = parameters.structure.whiten, parameters.precisions_cholesky
         columns, differences = self._columns[:, : self._n], self._differences[:, : self._n]
@@ -203,34 +203,36 @@ class BlockKernel:
         if self._products is not None and self._by_products:
             self._products.collect(responsibilities)
         else:
-            self._held.append((self._columns[:, : self._n].copy(), responsibilities.copy()))
+            self._pending.append((self._columns[:, : self._n].copy(), responsibilities.copy()))
             structure, shape = self.plan.parameters.structure, self.plan.parameters.means.shape
-            if sum(columns.shape[1] for columns, _ in self._held) >= held_rows(structure, *shape):
-                self._sum_held()
+            if sum(columns.shape[1] for columns, _ in self._pending) >= pending_rows(structure, *shape):
+                self._sum_pending()
 
-    def _sum_held(self) -> None:
-        columns, responsibilities = (np.concatenate(parts, axis=1) for parts in zip(*self._held, strict=True))
-        self._held.clear()
+    def _sum_pending(self) -> None:
+        columns, responsibilities = (
+            np.concatenate(parts, axis=1) for parts in zip(*self._pending, strict=True)
+        )
+        self._pending.clear()
         self._centred.push(block_statistics(self.plan.parameters.structure, columns.T, responsibilities))
 
     def accumulate(
-        self, rows: AnyArray, weights: Floats | None = None, seen: MostProbable | None = None
+        self, rows: AnyArray, weights: Floats | None = None, out: MostProbable | None = None
     ) -> Accumulated:
-        """Score a block of rows (n, d) with weights (n,), add its statistics, and write ``seen`` if given."""
+        """Score a block of rows (n, d) with weights (n,), add its statistics, and write labels to ``out``."""
         squared = squared_length(rows)
         if not math.isfinite(squared) and not np.isfinite(rows).all():
             return Accumulated.nothing(len(rows))
         scored = self.score(rows)
-        if seen is not None:
-            seen.labels[...], seen.largest[...] = most_probable(scored.responsibilities)
+        if out is not None:
+            out.labels[...], out.largest[...] = most_probable(scored.responsibilities)
         with np.errstate(over="ignore", invalid="ignore"):
             self.collect(weights)
         return Accumulated(scored.log_likelihoods, scored.total, squared)
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks collected, None if there were none; then begin again."""
+        """Return the sums over all collected blocks, None without any, and reset them."""
         moments = None if self._products is None else self._products.moments.total()
-        if self._held:
-            self._sum_held()
+        if self._pending:
+            self._sum_pending()
         centred = self._centred.total()
         return None if moments is None and centred is None else RowSums(moments, centred)

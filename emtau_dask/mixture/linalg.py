@@ -1,11 +1,11 @@
-"""Array aliases, products of triangles, Cholesky factors; the only caller of BLAS and LAPACK.
+"""Array aliases, products with triangular matrices, and Cholesky factors; the only caller of BLAS and LAPACK.
 
-NumPy multiplies by a triangle as by any matrix, which is twice the arithmetic, and copies a matrix to
-factorise it. `scipy.linalg` has the routines, but holds the interpreter's lock while one computes. Its
+NumPy multiplies by a triangular matrix as by any matrix, which is twice the arithmetic, and copies a matrix
+to factorise it. `scipy.linalg` has the routines, but holds the interpreter's lock while one computes. Its
 modules for Cython have the addresses of the routines, and ctypes releases the lock while it calls one.
 
-All matrices are float64. A routine takes a matrix in C order for its transpose in Fortran order, so the upper
-triangles here are lower ones there. Rows of data may also be in Fortran order.
+All matrices are float64. The routines expect Fortran order, so a matrix in C order is its transpose to them,
+and an upper triangle here is a lower one there. Rows of data may also be in Fortran order.
 
 A covariance that was computed from rounded data is hardly ever *exactly* singular, so the success of a
 Cholesky factorisation says little. Two limits decide here, both independent of units:
@@ -36,7 +36,7 @@ Bools = NDArray[np.bool_]
 AnyArray = NDArray[Any]
 EPS = float(np.finfo(np.float64).eps)
 SIDE = 128
-"""Rows of the strips in which large matrices are processed."""
+"""Number of rows of the strips in which large matrices are processed."""
 FEW_FEATURES = 16
 """Minimum features for which loops over the features of a row are faster than loops over rows."""
 Routine = Callable[..., None]
@@ -45,12 +45,13 @@ FILL_VALUES = 1e15
 """Minimum magnitude of numbers that are likely to stand for missing values, such as netCDF's 9.97e36."""
 NO_NUMBERS = (
     "Numbers that large often stand for missing values: replace them by NaN (and set missing='marginalise'), "
-    "or leave out their rows."
+    "or remove their rows."
 )
 SPACING_FACTOR = 8.0
 PIVOT_FACTOR = 64.0
-INVERTED_AT_ONCE = 64
-"""Maximum features for which LAPACK inverts a factor in one call; beyond, products of halves are faster."""
+MAX_INVERTED_FEATURES = 64
+"""Maximum features for which LAPACK inverts a factor in one call; with more, inversion by halves is
+faster."""
 
 
 def squared_length(array: AnyArray) -> float:
@@ -76,7 +77,7 @@ def read_only(array: Floats) -> Floats:
 def symmetrised(matrices: Floats) -> Floats:
     """Copy the upper triangles of ``matrices`` (..., d, d) to the lower ones, in place, and return them.
 
-    Strips are used, since reading the columns of a large matrix is slow.
+    It works in strips, because reading the columns of a large matrix is slow.
     """
     for begin in range(0, matrices.shape[-1], SIDE):
         end = begin + SIDE
@@ -125,17 +126,17 @@ def _real(number: float) -> Any:
 
 
 def _stored(matrix: Floats) -> tuple[int, Any]:
-    """Return pointers to the numbers of a matrix (m, n) in C order, and to the stride of its rows.
+    """Return pointers to the values of a matrix (m, n) in C order, and to the stride of its rows.
 
-    Give a matrix in Fortran order transposed.
+    A matrix in Fortran order must be transposed first.
     """
     assert matrix.dtype == np.float64
     assert matrix.strides[1] == matrix.itemsize or matrix.shape[1] < 2
     return matrix.ctypes.data, _whole(max(1, matrix.shape[1], matrix.strides[0] // matrix.itemsize))
 
 
-def _changed(matrix: Floats) -> tuple[int, Any]:
-    """Return `_stored` of a matrix that a routine writes to."""
+def _writable(matrix: Floats) -> tuple[int, Any]:
+    """Return the pointers of `_stored` for a matrix that a routine writes to."""
     assert matrix.flags.writeable
     return _stored(matrix)
 
@@ -148,9 +149,9 @@ def times_upper(rows: Floats, upper: Floats) -> None:
     """Turn ``rows`` (n, d) into ``rows @ upper``, in place, with a triangle (d, d)."""
     n, d = map(_whole, rows.shape)
     if _by_features(rows):
-        how, shape, stored = (RIGHT, LOWER, TRANSPOSED), (n, d), _changed(rows.T)
+        how, shape, stored = (RIGHT, LOWER, TRANSPOSED), (n, d), _writable(rows.T)
     else:
-        how, shape, stored = (LEFT, LOWER, PLAIN), (d, n), _changed(rows)
+        how, shape, stored = (LEFT, LOWER, PLAIN), (d, n), _writable(rows)
     _routines().dtrmm(*how, ANY_DIAGONAL, *shape, _real(1.0), *_stored(upper), *stored)
 
 
@@ -158,22 +159,22 @@ def upper_times(upper: Floats, columns: Floats, scale: float = 1.0) -> None:
     """Turn ``columns`` (d, n) into ``scale * upper @ columns``, in place, with a triangle (d, d)."""
     d, n = map(_whole, columns.shape)
     how = RIGHT, LOWER, PLAIN, ANY_DIAGONAL
-    _routines().dtrmm(*how, n, d, _real(scale), *_stored(upper), *_changed(columns))
+    _routines().dtrmm(*how, n, d, _real(scale), *_stored(upper), *_writable(columns))
 
 
-def add_squares(rows: Floats, upper: Floats, kept: float = 1.0) -> None:
-    """Turn the upper triangle of a matrix (d, d) into ``kept * matrix + rowsᵀ rows``, of rows (n, d).
+def add_squares(rows: Floats, upper: Floats, beta: float = 1.0) -> None:
+    """Turn the upper triangle of a matrix (d, d) into ``beta * matrix + rowsᵀ rows``, of rows (n, d).
 
-    With ``kept=0`` the old values of the matrix are not read.
+    With ``beta=0`` the old values of the matrix are not read.
     """
     n, d = map(_whole, rows.shape)
     how, stored = (TRANSPOSED, _stored(rows.T)) if _by_features(rows) else (PLAIN, _stored(rows))
-    _routines().dsyrk(LOWER, how, d, n, _real(1.0), *stored, _real(kept), *_changed(upper))
+    _routines().dsyrk(LOWER, how, d, n, _real(1.0), *stored, _real(beta), *_writable(upper))
 
 
-def _changed_stack(matrices: Floats) -> tuple[list[int], Any]:
+def _writable_stack(matrices: Floats) -> tuple[list[int], Any]:
     """Return the address of each of matrices (K, m, n), and a pointer to the stride of their rows."""
-    first, stride = _changed(matrices[0])
+    first, stride = _writable(matrices[0])
     return [first + k * matrices.strides[0] for k in range(len(matrices))], stride
 
 
@@ -183,11 +184,11 @@ def factorise(matrices: Floats) -> Ints:
     Returns
     -------
     ndarray of int, shape (K,)
-        The number of the first pivot that is not positive, counted from 1; 0 if all are. Entries right
-        of it and below it are undefined then.
+        The number of the first pivot that is not positive, counted from 1; 0 if all are positive. If there
+        is one, the entries to the right of it and below it are undefined.
     """
     routine, size = _routines().dpotrf, _whole(matrices.shape[1])
-    places, stride = _changed_stack(matrices)
+    places, stride = _writable_stack(matrices)
     failed = np.zeros((len(matrices), 2), dtype=np.int32)
     begin = failed.ctypes.data
     for k, place in enumerate(places):
@@ -199,17 +200,16 @@ def factorise(matrices: Floats) -> Ints:
 def invert_small(uppers: Floats) -> None:
     """Invert upper triangles (K, d, d) in place, whose diagonals have no zero."""
     routine, size, ignored = _routines().dtrtri, _whole(uppers.shape[1]), _whole(0)
-    places, stride = _changed_stack(uppers)
+    places, stride = _writable_stack(uppers)
     for place in places:
         routine(LOWER, ANY_DIAGONAL, size, place, stride, ignored)
 
 
 def check_variances(variances: Floats, means: Floats, weights: Floats, first: int = 0) -> None:
-    """Refuse variances (K, m) that the rounding of the rows alone can produce.
+    """Raise `SingularComponentError` for variances (K, m) that rounding of the rows can produce.
 
-    Means (K, m) are the magnitudes of the rows' coordinates. `SingularComponentError` is raised for the first
-    such component, with its number, counted from ``first`` (-1 for a shared covariance), and its weight, of
-    ``weights`` (K,).
+    Means (K, m) are the magnitudes of the rows' coordinates. The error names the first such component,
+    numbered from ``first`` (-1 for a shared covariance), and its weight, one of ``weights`` (K,).
     """
     floors = (SPACING_FACTOR * EPS * np.abs(means)) ** 2
     bad = ~(variances > floors)
@@ -218,8 +218,8 @@ def check_variances(variances: Floats, means: Floats, weights: Floats, first: in
         raise SingularComponentError(
             first + int(k),
             float(weights[k]),
-            f"the variance of feature {j} is {variances[k, j]:.3g}, not above {floors[k, j]:.3g}, what "
-            f"float64 can resolve at {means[k, j]:.6g}, where its rows are",
+            f"the variance of feature {j} is {variances[k, j]:.3g}, not above {floors[k, j]:.3g}, the "
+            f"resolution of float64 at {means[k, j]:.6g}, where its rows are",
             NO_NUMBERS if abs(means[k, j]) >= FILL_VALUES else REGULARISE,
         )
 
@@ -286,7 +286,7 @@ def _copy_upper(matrices: Floats, out: Floats) -> None:
 def invert_upper(upper: Floats) -> None:
     """Invert upper-triangular matrices (K, d, d) in place, by halves."""
     d = upper.shape[-1]
-    if d <= INVERTED_AT_ONCE:
+    if d <= MAX_INVERTED_FEATURES:
         invert_small(upper)
         return
     half = d // 2

@@ -1,12 +1,12 @@
-"""The mixtures of some features, and of the rest given these; scores of rows with missing values.
+"""Marginal mixtures of some features, conditional mixtures of the rest, and scores of incomplete rows.
 
 Bishop 2006, "Pattern Recognition and Machine Learning": section 2.3.1 for a component, and eq. 2.81 and 2.82
 for its conditional mean and covariance. The weights of the conditional mixture are the responsibilities under
 the mixture of the given features.
 
-Rows with the same features missing are scored together, under the mixture of the features that they have:
-the missing ones are integrated over (Ghahramani and Jordan 1994, "Supervised learning from incomplete data
-via an EM approach", section 3).
+Rows with the same features missing are scored together, under the marginal mixture of the features that they
+have: the missing ones are integrated over (Ghahramani and Jordan 1994, "Supervised learning from incomplete
+data via an EM approach", section 3).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from emtau_dask.mixture.parameters import MixtureParameters, most_probable
 from emtau_dask.mixture.plan import MAX_BLOCK_ROWS, KernelPlan, even_length, plan_kernel
 from emtau_dask.mixture.statistics import PairwiseMerger, RowSums, SufficientStatistics, merge, merge_sums
 
-PATTERNS_BYTES, LEAST_PATTERNS = 2**25, 8
+PATTERNS_BYTES, MIN_PATTERNS = 2**25, 8
 """Maximum bytes and minimum number of cached patterns."""
 LONGER = 4
 """Factor by which blocks of incomplete rows are longer, so that more of their rows lack the same features."""
@@ -39,9 +39,9 @@ class Conditioning:
     Attributes
     ----------
     parameters : MixtureParameters
-        Of all d features.
+        The mixture of all d features.
     given : ndarray of shape (g,)
-        The numbers of the given features, in the order in which their values come.
+        The numbers of the given features, in the order of their values.
     """
 
     parameters: MixtureParameters
@@ -54,12 +54,12 @@ class Conditioning:
 
     @cached_property
     def _split(self) -> Split:
-        known = self.parameters
-        return known.structure.split(known.covariances, known.precisions_cholesky, self.given, self.rest)
+        whole = self.parameters
+        return whole.structure.split(whole.covariances, whole.precisions_cholesky, self.given, self.rest)
 
     @property
     def marginal(self) -> MixtureParameters:
-        """The mixture of the given features alone."""
+        """The marginal mixture of the given features."""
         return MixtureParameters(
             self.parameters.covariance_type,
             self.parameters.weights,
@@ -83,10 +83,10 @@ class Conditioning:
 
         Responsibilities (K, n) are those of the rows under `marginal`.
         """
-        found = np.zeros((len(rows), len(self.rest)))
-        for k, own in enumerate(responsibilities):
-            found += own[:, np.newaxis] * self.component_means(rows, k)
-        return found
+        means = np.zeros((len(rows), len(self.rest)))
+        for k, of_component in enumerate(responsibilities):
+            means += of_component[:, np.newaxis] * self.component_means(rows, k)
+        return means
 
     @cached_property
     def _unexplained(self) -> Floats:
@@ -124,10 +124,10 @@ class Conditioning:
         return SufficientStatistics(read_only(weights), read_only(means), read_only(scatter))
 
     def at(self, row: Floats, responsibilities: Floats) -> MixtureParameters:
-        """Return the mixture of the rest, given the features ``row`` (g,).
+        """Return the conditional mixture of the rest, given the features ``row`` (g,).
 
-        Its weights are the responsibilities (K,) of the row under `marginal`; one that is 0 in float64
-        becomes the smallest normal number, since weights are above 0.
+        Its weights are the responsibilities (K,) of the row under `marginal`. A responsibility that is 0 in
+        float64 becomes the smallest normal number, because weights must be above 0.
         """
         K = self.parameters.n_components
         weights = np.maximum(responsibilities, np.finfo(np.float64).tiny)
@@ -142,22 +142,22 @@ class Conditioning:
 
 
 class Observed(NamedTuple):
-    """Rows of a block with the same features missing, scored.
+    """Rows of a block with the same features missing, and their scores.
 
     Attributes
     ----------
     places : ndarray of shape (n,), or slice
-        In the block.
+        Positions in the block.
     conditioning : Conditioning or None
         Its given features are those that the rows have; None if they have all.
     rows : ndarray of shape (n, g)
-        Of these features.
+        The values of these features.
     responsibilities : ndarray of shape (K, n)
         Valid until the next rows are scored.
     log_likelihoods : ndarray of shape (n,)
-        Of the values that the rows have, nats; 0 for rows without any.
-    known_labels : ndarray of intp, shape (n,), or None
-        If they were found with the responsibilities.
+        Log-likelihoods of the values that the rows have, nats; 0 for rows without any.
+    given_labels : ndarray of intp, shape (n,), or None
+        The labels, if they were computed with the responsibilities.
     """
 
     places: Ints | slice
@@ -165,13 +165,13 @@ class Observed(NamedTuple):
     rows: Floats
     responsibilities: Floats
     log_likelihoods: Floats
-    known_labels: Ints | None = None
+    given_labels: Ints | None = None
 
     @property
     def labels(self) -> Ints:
         """The most probable component of each row, (n,); ties go to the lowest index."""
-        if self.known_labels is not None:
-            return self.known_labels
+        if self.given_labels is not None:
+            return self.given_labels
         return most_probable(self.responsibilities)[0].astype(np.intp)
 
     @property
@@ -181,29 +181,32 @@ class Observed(NamedTuple):
 
 
 class Patterns:
-    """How rows are conditioned and scored, by the features that they lack; a cache for all threads."""
+    """A cache of conditionings and plans by the features that rows lack; threads share it."""
 
     def __init__(self, parameters: MixtureParameters) -> None:
         self._parameters = parameters
         K, d = parameters.means.shape
-        self._most = max(LEAST_PATTERNS, PATTERNS_BYTES // (32 * K * d * d))
-        self._met: dict[bytes, tuple[Conditioning, KernelPlan | None]] = {}
+        self._max_patterns = max(MIN_PATTERNS, PATTERNS_BYTES // (32 * K * d * d))
+        self._cache: dict[bytes, tuple[Conditioning, KernelPlan | None]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the cache."""
         return Patterns, (self._parameters,)
 
-    def of(self, missing: Bools) -> tuple[Conditioning, KernelPlan | None]:
-        """Return how rows lacking features ``missing`` (d,) are conditioned, and scored if they have any."""
-        name = missing.tobytes()
-        found = self._met.get(name)
-        if found is None:
+    def for_missing(self, missing: Bools) -> tuple[Conditioning, KernelPlan | None]:
+        """Return the conditioning and the plan of rows that lack features ``missing`` (d,).
+
+        The plan is None if they lack all.
+        """
+        key = missing.tobytes()
+        cached = self._cache.get(key)
+        if cached is None:
             conditioning = Conditioning(self._parameters, np.flatnonzero(~missing))
             plan = None if missing.all() else plan_kernel(conditioning.marginal)
-            if len(self._met) >= self._most:
-                self._met.clear()
-            found = self._met[name] = conditioning, plan
-        return found
+            if len(self._cache) >= self._max_patterns:
+                self._cache.clear()
+            cached = self._cache[key] = conditioning, plan
+        return cached
 
 
 class PatternKernel:
@@ -242,7 +245,7 @@ class PatternKernel:
         return Observed(places, None, rows, scored.responsibilities, scored.log_likelihoods)
 
     def _scored(self, places: Ints, rows: Floats, missing: Bools) -> Observed:
-        conditioning, plan = self._patterns.of(missing)
+        conditioning, plan = self._patterns.for_missing(missing)
         if plan is None:
             responsibilities = np.repeat(self._parameters.weights[:, np.newaxis], len(places), axis=1)
             return Observed(places, conditioning, rows[:, :0], responsibilities, np.zeros(len(places)))
@@ -251,38 +254,40 @@ class PatternKernel:
         return Observed(places, conditioning, given, scored.responsibilities, scored.log_likelihoods)
 
     def accumulate(
-        self, rows: Floats, weights: Floats | None = None, seen: MostProbable | None = None
+        self, rows: Floats, weights: Floats | None = None, out: MostProbable | None = None
     ) -> Accumulated:
-        """Do as `BlockKernel.accumulate`, with the squares of the values that the rows have."""
+        """Return what `BlockKernel.accumulate` returns; the squares are of the values that the rows have."""
         squared = squared_length(np.where(np.isnan(rows), 0.0, rows))
         if not math.isfinite(squared) and np.isinf(rows).any():
             return Accumulated.nothing(len(rows))
         log_likelihoods = np.empty(len(rows))
-        for found in self.observed(rows):
-            own = None if weights is None else weights[found.places]
-            log_likelihoods[found.places] = found.log_likelihoods
-            if seen is not None:
-                labels, largest = most_probable(found.responsibilities)
-                seen.labels[found.places], seen.largest[found.places] = labels, largest
+        for part in self.observed(rows):
+            part_weights = None if weights is None else weights[part.places]
+            log_likelihoods[part.places] = part.log_likelihoods
+            if out is not None:
+                labels, largest = most_probable(part.responsibilities)
+                out.labels[part.places], out.largest[part.places] = labels, largest
             with np.errstate(over="ignore", invalid="ignore"):
-                if found.conditioning is None:
-                    self._complete.collect(own)
+                if part.conditioning is None:
+                    self._complete.collect(part_weights)
                     continue
-                weighted = found.responsibilities if own is None else found.responsibilities * own
-                self._merger.push(found.conditioning.statistics(found.rows, weighted))
+                responsibilities = part.responsibilities
+                if part_weights is not None:
+                    responsibilities = responsibilities * part_weights
+                self._merger.push(part.conditioning.statistics(part.rows, responsibilities))
         return Accumulated(log_likelihoods, float(log_likelihoods.sum()), squared)
 
     def sums(self) -> RowSums | None:
-        """Return the sums over all blocks, None without any; then begin again."""
+        """Return the sums over all blocks, None without any, and reset them."""
         incomplete = self._merger.total()
         parts = self._complete.sums(), None if incomplete is None else RowSums(None, incomplete)
         return merge_sums(self._parameters.structure, parts)
 
 
 class PatternKernels:
-    """Makes the kernels of tasks under one plan of float64; see `kernels.dispatch.Kernels`.
+    """Creates the kernels of tasks under one plan of float64; see `kernels.dispatch.Kernels`.
 
-    Blocks are ``longer`` than those of other kernels by this factor.
+    Blocks are ``longer`` times as long as those of other kernels.
     """
 
     by_tiles = False
@@ -292,11 +297,11 @@ class PatternKernels:
         self._longer = longer
         self._patterns = Patterns(plan.parameters)
 
-    def made(self, n_rows: int) -> PatternKernel:
-        """Return a kernel for up to ``n_rows`` rows of all blocks together."""
+    def acquire(self, n_rows: int) -> PatternKernel:
+        """Return a kernel for at most ``n_rows`` rows in all blocks together."""
         longest = min(MAX_BLOCK_ROWS, self._longer * self.plan.block_rows)
         return PatternKernel(self.plan, even_length(n_rows, longest), self._patterns)
 
-    def finished(self, kernel: PatternKernel) -> RowSums | None:
-        """Return the sums of a kernel of this plan; do not use the kernel after that."""
+    def release(self, kernel: PatternKernel) -> RowSums | None:
+        """Return the sums of a kernel of this plan, which must not be used any more."""
         return kernel.sums()

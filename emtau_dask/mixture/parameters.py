@@ -53,7 +53,7 @@ class MixtureParameters:
 
     @property
     def structure(self) -> CovarianceStructure:
-        """The record of what this covariance type does differently."""
+        """The operations of this covariance type."""
         return structure_named(self.covariance_type)
 
     @property
@@ -223,8 +223,8 @@ def check_weights(values: object, n_components: int) -> Floats:
     if low == 0:
         k = int(np.argmin(weights))
         raise InvalidDataError(
-            f"weights_init[{k}] is 0; every weight must be above 0, since a component without weight "
-            "can never gain any. Leave the component out."
+            f"weights_init[{k}] is 0; every weight must be above 0, because a component without weight "
+            "can never gain any. Remove the component."
         )
     return read_only_copy(weights / total)
 

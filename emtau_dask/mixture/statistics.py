@@ -1,12 +1,12 @@
-"""Sufficient statistics: zero, of a block, merged; and the running sums that become them.
+"""Sufficient statistics: their zero, those of a block, their merging, and running sums of moments.
 
 The M-step needs the sums of ``s_n w_nk · (1, x, x xᵀ)`` over rows. They are kept centred, as (weight, mean,
 scatter about the mean), and merged pairwise (Chan, Golub and LeVeque 1983, "Algorithms for computing the
 sample variance", eq. 2.1), because ``E[x²] − μ²`` loses all its digits on data far from the origin.
 
-Moments of features in a frame are plain sums: those of chunks add up, and what they say of means and scatters
-is worked out once for all rows. That loses no more digits than doing it for each chunk, since the frame is
-the same for all (`features.conditions`). What is summed about means of its own is statistics at once.
+Moments of features in a frame are plain sums: those of chunks are added, and means and scatters are computed
+once for all rows. That loses no more digits than computing them for each chunk, because the frame is the same
+for all (`features.conditions`). Sums about the means of their own rows are statistics immediately.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from emtau_dask.mixture.linalg import FEW_FEATURES, Floats, Ints, read_only
 
 T = TypeVar("T")
 TILE_BYTES, MIN_TILE_ROWS = 2**20, 1024
-LEAST_LEFT = 2.0**-4
-"""Least share of a component's weight, and of its scatter in each feature, that `remainder` may leave."""
+MIN_LEFT = 2.0**-4
+"""Minimum share of a component's weight, and of its scatter in each feature, that `remainder` may leave."""
 ADDED_ROWS = 1024
-"""Rows whose moments are added up block by block, where blocks are shorter."""
+"""Number of rows whose moments are added block by block if blocks are shorter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class SufficientStatistics:
     weights : ndarray of shape (K,)
         ``Σ_n s_n w_nk``, in weighted rows.
     means : ndarray of shape (K, d)
-        Weighted means; zero if the weight is.
+        Weighted means; zero if the weight is zero.
     scatter : ndarray
         Weighted scatter about the means, in the shape of the covariances: summed over the
         components that share a covariance, and over the features that share a variance.
@@ -61,19 +61,19 @@ def zero(structure: CovarianceStructure, n_components: int, n_features: int) -> 
 
 
 def quotients(part: Floats, whole: Floats) -> Floats:
-    """Return ``part / whole``, zero if ``whole`` is."""
+    """Return ``part / whole``; zero if ``whole`` is zero."""
     return np.divide(part, whole, out=np.zeros(part.shape), where=whole > 0)
 
 
 class RowSums(NamedTuple):
-    """What is summed over some rows under one plan.
+    """The sums over some rows under one plan; moments or statistics may be None, but not both.
 
     Attributes
     ----------
     moments : ndarray of shape (m,) or None
-        Of features: their arrays, one after the other.
+        Moments of features: their arrays, one after the other.
     statistics : SufficientStatistics or None
-        Of rows that were summed in the centred form. One of both is there, or both are.
+        Statistics of rows that were summed in the centred form.
     log_likelihood : float
         ``Σ s_n ln p(x_n)``, nats; 0 until the task that scored the rows sets it.
     """
@@ -110,7 +110,7 @@ class Merger:
         if not self._weights:
             self._first = statistics
         elif self._first is not None:
-            # The plain sum of two arrays without axes is a number, which cannot be added to in place.
+            # The sum of two arrays without axes is a scalar, which cannot be added to in place.
             out = np.empty_like(statistics.scatter)
             self._scatter = np.add(self._first.scatter, statistics.scatter, out=out)
             self._first = None
@@ -121,7 +121,7 @@ class Merger:
         self._means.append(statistics.means)
 
     def total(self) -> RowSums | None:
-        """Return all parts merged, None if there were none. To be called once, after the last part."""
+        """Return all parts merged, None if there were none; call it once, after the last part."""
         if not self._moments and not self._weights:
             return None
         moments = self._moments[0] if self._moments else None
@@ -143,7 +143,7 @@ class Merger:
 
 
 def merge_sums(structure: CovarianceStructure, parts: Iterable[RowSums | None]) -> RowSums | None:
-    """Return the sums of all rows of ``parts`` together; None stands for no rows."""
+    """Return the sums of all rows of ``parts`` together; None means no rows."""
     merger = Merger(structure)
     for part in parts:
         if part is not None:
@@ -156,10 +156,10 @@ def merged(structure: CovarianceStructure, parts: Iterable[SufficientStatistics]
 
     Associative and commutative to rounding; statistics merged with `zero` keep their bits.
     """
-    found = merge_sums(structure, (RowSums(None, part) for part in parts))
-    assert found is not None
-    assert found.statistics is not None
-    return found.statistics
+    sums = merge_sums(structure, (RowSums(None, part) for part in parts))
+    assert sums is not None
+    assert sums.statistics is not None
+    return sums.statistics
 
 
 def merge(
@@ -177,9 +177,9 @@ def remainder(
 ) -> SufficientStatistics | None:
     """Return the statistics of the rows of ``whole`` that are not among those of ``part``.
 
-    The inverse of `merge`. Of each component, `LEAST_LEFT` of the weight and of the scatter must be left, so
-    that rounding errors, relative to what is left, are at most so much larger than those of the whole. Of
-    components whose whole weight is ``negligible`` (K,) or less, nothing is left.
+    The inverse of `merge`. At least the share `MIN_LEFT` of the weight and of the scatter of each component
+    must be left, which bounds the growth of relative rounding errors. A component whose whole weight is at
+    most ``negligible`` (K,) is set to zero.
 
     Returns
     -------
@@ -188,18 +188,18 @@ def remainder(
     """
     counts = whole.weights > negligible
     left = np.where(counts, whole.weights - part.weights, 0.0)
-    if (left < LEAST_LEFT * whole.weights)[counts].any():
+    if (left < MIN_LEFT * whole.weights)[counts].any():
         return None
     growth = quotients(part.weights, left)
     moved = np.where(counts[:, np.newaxis], part.means - whole.means, 0.0)
     means = np.where(counts[:, np.newaxis], whole.means - growth[:, np.newaxis] * moved, 0.0)
-    # Without axes, the difference of two arrays is a number, which cannot be added to in place.
+    # The difference of two arrays without axes is a scalar, which cannot be added to in place.
     scatter = np.subtract(whole.scatter, part.scatter, out=np.empty_like(whole.scatter))
     structure.add_outer(scatter, -(growth * whole.weights)[np.newaxis], moved[np.newaxis])
     if not structure.shared:
         scatter[~counts] = 0.0
     before, after = (structure.variances(each, *means.shape) for each in (whole.scatter, scatter))
-    if (after < LEAST_LEFT * before)[counts].any():
+    if (after < MIN_LEFT * before)[counts].any():
         return None
     return SufficientStatistics(read_only(left), read_only(means), read_only(scatter))
 
@@ -211,33 +211,33 @@ def block_statistics(
 
     The first pass over the rows computes means, the second the scatter about them. The second also corrects
     the means for the rounding of the first (Chan et al. 1983, eq. 1.7). So neither the distance from the
-    origin nor a collapse onto identical rows costs digits. Rows that lie feature after feature are fastest.
+    origin nor a collapse onto identical rows costs digits. Rows in Fortran order are fastest.
     """
     by_features = rows.strides[0] < rows.strides[1]
-    fewer = np.empty(len(rows) // 2 * rows.shape[1])
-    parts = (_present(rows, own, fewer) for own in responsibilities)
+    buffer = np.empty(len(rows) // 2 * rows.shape[1])
+    parts = (_rows_with_weight(rows, row_weights, buffer) for row_weights in responsibilities)
     return _summed(structure, (len(responsibilities), *rows.shape), parts, by_features=by_features)
 
 
-def _present(rows: Floats, row_weights: Floats, fewer: Floats) -> tuple[Floats, Floats]:
-    """Leave out rows without weight where they are the majority, as in many dimensions; into ``fewer``."""
-    present, d = np.flatnonzero(row_weights != 0.0), rows.shape[1]
-    if 2 * len(present) > len(rows):
+def _rows_with_weight(rows: Floats, row_weights: Floats, buffer: Floats) -> tuple[Floats, Floats]:
+    """Return rows and weights; if most weights are 0, only the others, copied to ``buffer``."""
+    weighted, d = np.flatnonzero(row_weights != 0.0), rows.shape[1]
+    if 2 * len(weighted) > len(rows):
         return rows, row_weights
-    room = fewer[: len(present) * d]
+    out = buffer[: len(weighted) * d]
     if rows.strides[0] < rows.strides[1]:
-        some = np.take(rows.T, present, axis=1, out=room.reshape(d, len(present)), mode="clip").T
+        some = np.take(rows.T, weighted, axis=1, out=out.reshape(d, len(weighted)), mode="clip").T
     else:
-        some = np.take(rows, present, axis=0, out=room.reshape(len(present), d), mode="clip")
-    return some, row_weights[present]
+        some = np.take(rows, weighted, axis=0, out=out.reshape(len(weighted), d), mode="clip")
+    return some, row_weights[weighted]
 
 
 def group_statistics(
     structure: CovarianceStructure, rows: Floats, groups: Ints, weights: Floats | None, n_components: int
 ) -> SufficientStatistics:
-    """Return the statistics of rows that belong to one component each, as `block_statistics` does.
+    """Return the statistics of rows that belong to one component each, by the method of `block_statistics`.
 
-    Rows are (n, d), float64; groups (n,) are the component of each; weights are (n,), None if every row
+    Rows are (n, d), float64; groups (n,) are the components of the rows; weights are (n,), None if every row
     weighs 1.
     """
     order = np.argsort(groups, kind="stable")
@@ -250,10 +250,10 @@ def group_statistics(
 
 
 def tile_rows(n_features: int) -> int:
-    """Return how many rows' residuals are held at a time: a fixed function of the number of features.
+    """Return the number of rows whose residuals are computed at a time: a function of the number of features.
 
-    They are so many that a (d, d) product costs far more than adding it, and at least what fills half of
-    a core's L2 cache: the longer the calls, the less threads wait for each other between them.
+    It is so large that a (d, d) product costs far more than adding it, and fills at least half of a core's L2
+    cache: with longer calls, threads wait less for each other.
     """
     return max(MIN_TILE_ROWS, TILE_BYTES // (8 * n_features))
 
@@ -265,9 +265,9 @@ def _summed(
     *,
     by_features: bool = False,
 ) -> SufficientStatistics:
-    """Return statistics from the rows of each component, and their weights; shape is (K, n, d).
+    """Return statistics from the rows of each component and their weights; shape is (K, n, d).
 
-    Residuals lie feature after feature where rows do, and where features are few: loops of NumPy are long.
+    Residuals are in Fortran order if rows are, or if features are few, so that NumPy's loops are long.
     """
     K, n, d = shape
     height = tile_rows(d)
@@ -300,9 +300,10 @@ def _summed(
 
 
 class PairwiseMerger(Generic[T]):
-    """Merges a stream of n parts as a balanced tree, of which it holds at most log₂ n + 1 results.
+    """Merges a stream of n parts as a balanced tree, and keeps at most log₂ n + 1 results.
 
-    Merging one after another would add a rounding for every part; a balanced tree adds one for every level.
+    Merging one part after another would add a rounding error for every part; a balanced tree adds one for
+    every level.
     """
 
     def __init__(self, merge: Callable[[T, T], T]) -> None:
@@ -318,10 +319,7 @@ class PairwiseMerger(Generic[T]):
         self._results.append((size, part))
 
     def total(self, last: T | None = None) -> T | None:
-        """Return all parts so far merged, and a ``last`` one where it is given; then begin again.
-
-        None if there are none.
-        """
+        """Return all parts so far, and the ``last`` one if given, merged; None without any. Then reset."""
         while self._results:
             _, before = self._results.pop()
             last = before if last is None else self._merge(before, last)
@@ -329,12 +327,12 @@ class PairwiseMerger(Generic[T]):
 
 
 def size_of(shapes: tuple[tuple[int, ...], ...]) -> int:
-    """Return how many numbers arrays of these shapes have."""
+    """Return the number of values of arrays of these shapes."""
     return sum(map(math.prod, shapes))
 
 
 def views_of(numbers: Floats, shapes: tuple[tuple[int, ...], ...]) -> Moments:
-    """Return arrays of these shapes that lie one after the other in ``numbers``."""
+    """Return views of ``numbers`` as consecutive arrays of these shapes."""
     ends = list(accumulate(map(math.prod, shapes)))
     return tuple(
         numbers[begin:end].reshape(shape) for begin, end, shape in zip([0, *ends], ends, shapes, strict=False)
@@ -342,10 +340,10 @@ def views_of(numbers: Floats, shapes: tuple[tuple[int, ...], ...]) -> Moments:
 
 
 class MomentSums:
-    """Moments of a stream of blocks, in float64; those of each are to be written into ``block``, (m,).
+    """Sums of moments of blocks, float64; the caller writes those of each block to ``block`` (m,).
 
-    Blocks are added up in place until they have `ADDED_ROWS` rows, as many as one product would sum anyway.
-    These sums are merged pairwise.
+    Blocks are added in place until they have `ADDED_ROWS` rows, as many as one product may sum. These sums
+    are merged pairwise.
     """
 
     def __init__(self, block: Floats) -> None:
@@ -366,6 +364,6 @@ class MomentSums:
             self._sum, self._rows = None, 0
 
     def total(self) -> Floats | None:
-        """Return the moments of all blocks so far, (m,), None if there were none; then begin again."""
+        """Return the moments of all blocks so far, (m,), None without any, and reset them."""
         last, self._sum, self._rows = self._sum, None, 0
         return self._merger.total(last)

@@ -4,8 +4,8 @@ The covariance of tied_diag is ``diag(Σ_k S_k) / Σ_k n_k`` (Celeux and Govaert
 clustering models", model [λB]).
 
 That of tied_spherical is ``tr(Σ_k S_k) / (d Σ_k n_k)`` (Celeux and Govaert 1995, "Gaussian parsimonious
-clustering models", model [λI]). NumPy computes scalars from arrays without axes, so results are made arrays
-again.
+clustering models", model [λI]). NumPy returns scalars for arrays without axes, so results are converted to
+arrays.
 """
 
 from __future__ import annotations

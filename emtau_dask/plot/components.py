@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 DEVIATIONS, WIDTHS = (1.0, 2.0), (2.0, 1.1)
-MAX_COMPONENTS, MOST_NUMBERS = 60, 40
-"""Maximum components that are drawn, and that have a number; the heaviest are taken."""
+MAX_COMPONENTS, MAX_NUMBERS = 60, 40
+"""Maximum components that are drawn, and that have a number; the heaviest are chosen."""
 CURVE_POINTS = 400
 TITLE = "Components over the data's density"
 
@@ -141,7 +141,7 @@ class ComponentsDisplay:
         self.edges_: tuple[Floats, ...] = ()
         points = self.plane.points(self.drawn.rows)
         low, high = _limits(points, self.means[self.shown], self.covariances[self.shown])
-        dress(ax, TITLE, (*self.plane.labels, "density")[:2], self._said())
+        dress(ax, TITLE, (*self.plane.labels, "density")[:2], self._description())
         if self.plane.flat:
             self._on_a_line(ax, points[:, 0], low[0], high[0])
         else:
@@ -151,7 +151,7 @@ class ComponentsDisplay:
         self.figure_ = figure_of(ax)
         return self
 
-    def _said(self) -> str:
+    def _description(self) -> str:
         k, few = len(self.weights), len(self.shown)
         which = f"{k} components" if k == few else f"the {few} heaviest of {k} components"
         return f"{which if k > 1 else '1 component'}; {counted(self.drawn)}"
@@ -193,7 +193,7 @@ class ComponentsDisplay:
             )
             ax.add_patch(ellipse)
             self.ellipses_.append(ellipse)
-        if len(self.shown) <= MOST_NUMBERS:
+        if len(self.shown) <= MAX_NUMBERS:
             ax.annotate(
                 f"{k}",
                 self.means[k],
@@ -245,9 +245,9 @@ def _halo(width: float) -> list[Any]:
 def _limits(points: Floats, means: Floats, covariances: Floats) -> tuple[Floats, Floats]:
     """Return the corners of the picture: all points, and the ellipses unless they are far larger."""
     low, high = points.min(axis=0), points.max(axis=0)
-    reach = 2.1 * np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
+    extent = 2.1 * np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
     span = np.maximum(high - low, 1e-12 * np.maximum(np.abs(low), np.abs(high)))
     span = np.where(span > 0, span, 1.0)
-    low = np.minimum(low, np.maximum((means - reach).min(axis=0), low - 0.5 * span))
-    high = np.maximum(high, np.minimum((means + reach).max(axis=0), high + 0.5 * span))
+    low = np.minimum(low, np.maximum((means - extent).min(axis=0), low - 0.5 * span))
+    high = np.maximum(high, np.minimum((means + extent).max(axis=0), high + 0.5 * span))
     return low - 0.03 * span, high + 0.03 * span

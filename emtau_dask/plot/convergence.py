@@ -22,7 +22,7 @@ AGAINST = {"work": "work (passes over all rows)", "iteration": "iteration"}
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 WIDE = 30.0
 """Minimum ratio of shares of rows for a logarithmic axis."""
-_KEPT, _ESTIMATE, _REFUSED = PALETTE[0], PALETTE[1], FAINT
+_ACCEPTED, _ESTIMATE, _REFUSED = PALETTE[0], PALETTE[1], FAINT
 
 
 class ConvergenceDisplay:
@@ -117,19 +117,23 @@ class ConvergenceDisplay:
         return np.array([float(getattr(record, name)) for record in self.history])
 
     def _bound(self, ax: Axes) -> None:
-        bounds, full, accepted = (self._column(n) for n in ("lower_bound", "full_pass", "accepted"))
-        kept, exact = accepted > 0, full > 0
-        for part in _rising(bounds, kept):
+        bounds, full, accepted_column = (self._column(n) for n in ("lower_bound", "full_pass", "accepted"))
+        accepted, exact = accepted_column > 0, full > 0
+        for part in _rising_parts(bounds, accepted):
             ax.plot(self.positions[part], bounds[part], color="#9a9a9a", linewidth=1.2, zorder=1)
         marks: tuple[tuple[Any, str, dict[str, Any]], ...] = (
-            (kept & exact, "of all rows", {"color": _KEPT, "marker": "o"}),
-            (kept & ~exact, "estimate from a sample", {"edgecolor": _ESTIMATE, "c": "white", "marker": "o"}),
-            (~kept, "refused step", {"color": _REFUSED, "marker": "x"}),
+            (accepted & exact, "of all rows", {"color": _ACCEPTED, "marker": "o"}),
+            (
+                accepted & ~exact,
+                "estimate from a sample",
+                {"edgecolor": _ESTIMATE, "c": "white", "marker": "o"},
+            ),
+            (~accepted, "refused step", {"color": _REFUSED, "marker": "x"}),
         )
         for chosen, label, look in marks:
             if chosen.any():
                 ax.scatter(self.positions[chosen], bounds[chosen], s=18, label=label, zorder=2, **look)
-        low, high = _without_outliers(bounds[kept] if kept.any() else bounds)
+        low, high = _without_outliers(bounds[accepted] if accepted.any() else bounds)
         ax.set_ylim(low, high)
         if below := int((bounds < low).sum()):
             note = f"{below} {'iteration' if below == 1 else 'iterations'} lower than this"
@@ -144,11 +148,11 @@ class ConvergenceDisplay:
         below = np.where(exact, bounds[exact].max(initial=-np.inf) - bounds, np.nan)
         lines = (
             (gaps, "estimated gap to where the fit would end", _ESTIMATE, "s", "-"),
-            (below, "below the best bound of all rows", _KEPT, "o", "--"),
+            (below, "below the best bound of all rows", _ACCEPTED, "o", "--"),
         )
         for values, label, colour, marker, style in lines:
             look: dict[str, Any] = {"color": colour, "linestyle": style, "marker": marker, "label": label}
-            for part in _rising(bounds, np.isfinite(values) & (values > 0)):
+            for part in _rising_parts(bounds, np.isfinite(values) & (values > 0)):
                 ax.plot(self.positions[part], values[part], markersize=3.5, linewidth=1.2, **look)
                 look["label"] = None
         dress(ax, "Gap", (AGAINST[self.against], "nats per row"))
@@ -163,7 +167,7 @@ class ConvergenceDisplay:
             ax.yaxis.set_minor_formatter(lambda value, _: "")
             legend(ax, loc="upper right")
         else:
-            _say(ax, "no estimate of the gap")
+            _write_text(ax, "no estimate of the gap")
 
     def _shares(self, ax: Axes) -> None:
         shares = 100 * self._column("active_rows") / self._column("rows")
@@ -182,7 +186,7 @@ class ConvergenceDisplay:
         with_grid(ax, "y")
         if not read.any():
             ax.set_yticks([0])
-            _say(ax, "nothing was read: rows were in memory")
+            _write_text(ax, "nothing was read: rows were in memory")
 
     def _bars(self, ax: Axes, values: Floats) -> None:
         """Draw each iteration as a bar that ends where the iteration ends; many as a line of steps."""
@@ -198,7 +202,7 @@ FALL = 1e-3
 """Minimum fall of the bound, as a part of all its changes, that shows another start or sample."""
 
 
-def _rising(bounds: Floats, chosen: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
+def _rising_parts(bounds: Floats, chosen: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
     """Return the chosen iterations in parts, each of one start on one sample, judged by the bounds."""
     numbers = np.flatnonzero(chosen)
     if not len(numbers):
@@ -218,5 +222,5 @@ def _without_outliers(bounds: Floats) -> tuple[float, float]:
     return float(low - margin), float(high + margin)
 
 
-def _say(ax: Axes, text: str) -> None:
+def _write_text(ax: Axes, text: str) -> None:
     ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=FAINT, fontsize=9)

@@ -1,4 +1,4 @@
-"""The look of all pictures, their plane, and their rows."""
+"""The common look of all pictures, and the rows and the plane that they show."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#4477AA", "#332288", "#882255")
-"""After Okabe and Ito 2008 and Tol 2021; the contrast to white is at least 3."""
+"""Colours after Okabe and Ito 2008 and Tol 2021; their contrast to white is at least 3."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
 INK, FAINT, GRID = "#222222", "#6b6b6b", "#e4e4e4"
 DENSITY = "Greys"
-LONGEST = 32
+MAX_NAME_LENGTH = 32
 """Maximum characters of a feature's name in a picture."""
 MAX_ROWS = 20_000
 FEW_ROWS = 1_000
@@ -128,9 +128,9 @@ def colours(name: str) -> Colormap:
 
 
 def legend(ax: Axes, **options: Any) -> None:
-    """Draw a legend whose texts are drawn literally."""
-    made = ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, **options)
-    for text in made.get_texts():
+    """Draw a legend with literal texts, without mathematical notation."""
+    box = ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, **options)
+    for text in box.get_texts():
         text.set_parse_math(False)
 
 
@@ -196,7 +196,7 @@ def plane_of(estimator: GaussianMixture, drawn: DrawnRows, features: Any) -> Pla
     if features is None and d > 2:
         return _principal_plane(drawn)
     numbers = list(range(d)) if features is None else _numbers(features, names, d)
-    labels = tuple(plain(names[i], LONGEST) if names else f"feature {i}" for i in numbers)
+    labels = tuple(plain(names[i], MAX_NAME_LENGTH) if names else f"feature {i}" for i in numbers)
     return Plane(np.zeros(d), np.eye(d)[:, numbers], labels)
 
 

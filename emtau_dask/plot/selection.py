@@ -137,9 +137,9 @@ class SelectionDisplay:
         by_type: dict[str, list[tuple[int, float]]] = {}
         for candidate, value in self.known:
             by_type.setdefault(candidate.covariance_type, []).append((candidate.n_components, value))
-        for number, (name, found) in enumerate(sorted(by_type.items(), key=str)):
+        for number, (name, points) in enumerate(sorted(by_type.items(), key=str)):
             best = min if not criterion.higher else max
-            curve = {k: best(value for other, value in found if other == k) for k, _ in found}
+            curve = {k: best(value for other, value in points if other == k) for k, _ in points}
             (self.lines_[name],) = ax.plot(
                 sorted(curve),
                 [curve[k] for k in sorted(curve)],

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 BINS = 20
-SURE = 0.9
+CERTAIN = 0.9
 MAX_COMPONENTS = 40
 """Maximum components that are drawn; those that label the most rows are taken."""
 COLOURS, UNCERTAINTY_COLOURS = "Blues", "YlOrBr"
@@ -80,7 +80,7 @@ class UncertaintyDisplay:
         k = responsibilities.shape[1]
         self.labels: NDArray[np.intp] = responsibilities.argmax(axis=1)
         self.largest: Floats = responsibilities.max(axis=1)
-        self.sure_ = float(drawn.weights @ (self.largest >= SURE) / drawn.weights.sum())
+        self.sure_ = float(drawn.weights @ (self.largest >= CERTAIN) / drawn.weights.sum())
         counts = np.bincount(self.labels, weights=drawn.weights, minlength=k)
         self.shown = np.sort(np.argsort(-counts, kind="stable")[:MAX_COMPONENTS])
         self.edges_: Floats = np.linspace(1 / k, 1.0, BINS + 1) if k > 1 else np.linspace(0.0, 1.0, BINS + 1)
@@ -140,7 +140,7 @@ class UncertaintyDisplay:
         norm = LogNorm(vmin=0.1, vmax=100, clip=True)
         look: dict[str, Any] = {"cmap": colours(COLOURS), "norm": norm, "rasterized": True}
         image = ax.pcolormesh(self.edges_, lines, shares, **look)
-        below = f"{self.sure_:.1%} of the rows are at {SURE} or above"
+        below = f"{self.sure_:.1%} of the rows are at {CERTAIN} or above"
         dress(ax, "How sure rows are of their component", ("largest responsibility", "component"), below)
         every = max(1, len(self.shown) // 20)
         ax.set_yticks(range(0, len(self.shown), every), [str(k) for k in self.shown[::every]])

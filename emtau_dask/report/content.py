@@ -16,27 +16,28 @@ from emtau_dask.estimator.row_sample import DrawnRows
 from emtau_dask.estimator.summary import share_between_components
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
-from emtau_dask.plot.uncertainty import SURE
+from emtau_dask.plot.uncertainty import CERTAIN
 
-LONGEST = 48
-SHOWN_FEATURES, MOST_FEATURES, MAX_COMPONENTS = 6, 200, 40
-"""Maximum features of the first tables, and of all; maximum components. The page says what is left out."""
+MAX_NAME_LENGTH = 48
+SHOWN_FEATURES, MAX_FEATURES, MAX_COMPONENTS = 6, 200, 40
+"""Maximum features of the first table, and of all tables; maximum components. The page says what is
+omitted."""
 STOPPED = MappingProxyType(
     {
         "tol": "The fit converged. It stopped by its tolerance: more iterations would change little.",
         "no-active-rows": "The fit ended because no row was active any more: each had stayed in its "
-        "component. That does not say that the likelihood is at a maximum.",
+        "component. The likelihood is not necessarily at a maximum.",
         "max-iter": "The fit did not converge. It stopped at the greatest number of iterations.",
     }
 )
 STATES = MappingProxyType(
     {"tol": "Converged", "no-active-rows": "Ended without active rows", "max-iter": "Not converged"}
 )
-FLOOR = 1.5
+FLOOR_RATIO = 1.5
 """Minimum ratio of a variance to ``reg_covar``; a smaller variance mostly consists of ``reg_covar``."""
 ROWS_PER_FEATURE = 2
-MOST_NAMED = 5
-MANY = 1e5
+MAX_NAMED = 5
+MAX_RATIO = 1e5
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,10 @@ class Subject:
         names = getattr(self.model, "feature_names_in_", None)
         if names is None:
             return [f"feature {i}" for i in range(self.model.n_features_in_)]
-        return [text if len(text := str(name)) <= LONGEST else f"{text[: LONGEST - 1]}…" for name in names]
+        return [
+            text if len(text := str(name)) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"
+            for name in names
+        ]
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class Tables:
     order : tuple of str
         Features, those that separate components best first.
     omitted : tuple of str
-        Sentences on what the tables leave out.
+        Sentences on components and features that are not in the tables.
     """
 
     components: Cells
@@ -137,17 +141,15 @@ def tables_of(subject: Subject) -> Tables:
     k, d = parameters.means.shape
     variances = parameters.structure.variances(parameters.covariances, k, d)
     between = share_between_components(parameters.weights, parameters.means, variances)
-    by_telling = np.argsort(-between, kind="stable")
-    order = by_telling if d > SHOWN_FEATURES else np.arange(d)
+    by_separation = np.argsort(-between, kind="stable")
+    order = by_separation if d > SHOWN_FEATURES else np.arange(d)
     shown = np.sort(np.argsort(-parameters.weights, kind="stable")[:MAX_COMPONENTS])
     omitted = []
     if k > MAX_COMPONENTS:
         omitted.append(f"The {MAX_COMPONENTS} heaviest of {k:,} components are shown.")
-    if d > MOST_FEATURES:
-        omitted.append(f"Tables have the {MOST_FEATURES} of {d:,} features that separate components best.")
-    cells = [
-        [_mean(parameters.means[i, j], variances[i, j]) for j in order[:MOST_FEATURES]] for i in range(k)
-    ]
+    if d > MAX_FEATURES:
+        omitted.append(f"Tables have the {MAX_FEATURES} of {d:,} features that separate components best.")
+    cells = [[_mean(parameters.means[i, j], variances[i, j]) for j in order[:MAX_FEATURES]] for i in range(k)]
     first = order[:SHOWN_FEATURES]
     counted = _labelled(subject.drawn, parameters)
     components = Cells(
@@ -162,10 +164,10 @@ def tables_of(subject: Subject) -> Tables:
             ("feature", "between components", *(f"component {i}" for i in shown)),
             tuple(
                 (names[j], f"{between[j]:.0%}", *(cells[i][place] for i in shown))
-                for place, j in enumerate(order[:MOST_FEATURES])
+                for place, j in enumerate(order[:MAX_FEATURES])
             ),
         )
-    return Tables(components, means, tuple(names[j] for j in by_telling), tuple(omitted))
+    return Tables(components, means, tuple(names[j] for j in by_separation), tuple(omitted))
 
 
 def _mean(mean: float, variance: float) -> str:
@@ -179,7 +181,7 @@ def _labelled(drawn: DrawnRows | None, parameters: MixtureParameters) -> Cells:
         return Cells((), ((),) * k)
     kernels = scoring_kernels(parameters, compiled=False)
     labels: NDArray[np.intp] = LABELS(drawn.rows, kernels)
-    certain_rows = RESPONSIBILITIES(drawn.rows, kernels).max(axis=1) >= SURE
+    certain_rows = RESPONSIBILITIES(drawn.rows, kernels).max(axis=1) >= CERTAIN
     counts = np.bincount(labels, drawn.weights, minlength=k)
     certain = np.bincount(labels, drawn.weights * certain_rows, minlength=k)
     return Cells(
@@ -227,13 +229,13 @@ def gap_meaning(subject: Subject) -> str:
 
 def compared(error: float, gap: float) -> str:
     """Return the ratio of sampling error to the gap, as text."""
-    if gap <= 0 or error / gap >= MANY:
+    if gap <= 0 or error / gap >= MAX_RATIO:
         return "far more than the gap"
     if error >= gap:
         return (
             f"{error / gap:,.2g} times the gap" if error < 10 * gap else f"{error / gap:,.0f} times the gap"
         )
-    return f"less than the gap, by a factor of {min(gap / error, MANY):,.3g}"
+    return f"less than the gap, by a factor of {min(gap / error, MAX_RATIO):,.3g}"
 
 
 def n_parameters(model: GaussianMixture) -> int:
@@ -244,28 +246,30 @@ def n_parameters(model: GaussianMixture) -> int:
 def warnings_of(subject: Subject) -> list[str]:
     """Return warnings for the reader; empty if there are none."""
     model, rows = subject.model, subject.rows
-    found = [*_of_the_end(subject), *subject.notes, *model.history_.notes]
+    warnings = [*_of_the_end(subject), *subject.notes, *model.history_.notes]
     parameters = model.parameters_
     d = parameters.n_features
     own = parameters.weights * rows
     small = np.flatnonzero(own < ROWS_PER_FEATURE * (d + 1)) if rows else np.empty(0, dtype=np.intp)
     if len(small):
-        said = ", ".join(f"{k} ({own[k]:.3g} rows)" for k in small[:MOST_NAMED])
-        found.append(
-            f"{_counted(len(small), 'component')} with very few rows for {d:,} features: {said}"
+        named = ", ".join(f"{k} ({own[k]:.3g} rows)" for k in small[:MAX_NAMED])
+        warnings.append(
+            f"{_counted(len(small), 'component')} with very few rows for {d:,} features: {named}"
             f"{_more(len(small))}. Covariances of so few rows are uncertain; fewer components or a simpler "
             "covariance type may be better."
         )
     variances = parameters.structure.variances(parameters.covariances, *parameters.means.shape)
-    at_floor = np.flatnonzero((variances < FLOOR * model.reg_covar).any(axis=1)) if model.reg_covar else ()
+    at_floor = (
+        np.flatnonzero((variances < FLOOR_RATIO * model.reg_covar).any(axis=1)) if model.reg_covar else ()
+    )
     if len(at_floor):
-        said = ", ".join(str(k) for k in at_floor[:MOST_NAMED])
-        found.append(
+        named = ", ".join(str(k) for k in at_floor[:MAX_NAMED])
+        warnings.append(
             f"{_counted(len(at_floor), 'component')} with a variance that is hardly more than reg_covar = "
-            f"{model.reg_covar:g}: {said}{_more(len(at_floor))}. Rows there are nearly equal in a feature; "
-            "reg_covar, not the data, decides on the variance."
+            f"{model.reg_covar:g}: {named}{_more(len(at_floor))}. Rows there are nearly equal in a feature; "
+            "the variance is that of reg_covar, not of the data."
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(warnings))
 
 
 def _of_the_end(subject: Subject) -> list[str]:
@@ -284,4 +288,4 @@ def _counted(count: int, what: str) -> str:
 
 
 def _more(count: int) -> str:
-    return f" and {count - MOST_NAMED:,} more" if count > MOST_NAMED else ""
+    return f" and {count - MAX_NAMED:,} more" if count > MAX_NAMED else ""

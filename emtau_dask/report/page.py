@@ -22,7 +22,7 @@ from emtau_dask.estimator.summary import gap_text
 from emtau_dask.plot.components import ComponentsDisplay
 from emtau_dask.plot.convergence import ConvergenceDisplay
 from emtau_dask.plot.drawing import check_matplotlib, figure_of
-from emtau_dask.plot.uncertainty import SURE, UncertaintyDisplay
+from emtau_dask.plot.uncertainty import CERTAIN, UncertaintyDisplay
 from emtau_dask.process import OWN, software
 from emtau_dask.report.content import (
     SHOWN_FEATURES,
@@ -185,7 +185,7 @@ def report_page(subject: Subject) -> str:
         seeded=model.random_state is not None,
         here={**software(), "python": platform.python_version(), "numpy": np.__version__},
         k=k,
-        sure=SURE,
+        sure=CERTAIN,
     )
     return page
 

@@ -21,7 +21,7 @@ from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.stores import object_store, objects_below, warn_unless_exclusive
 
 ROOT, FORMAT, VERSION = "selection.json", "emtau-selection", 4
-LARGEST = 2**26
+MAX_DOCUMENT_BYTES = 2**26
 """Maximum bytes of the document."""
 
 
@@ -90,7 +90,7 @@ class SelectionCheckpoint:
         Raises `CheckpointExistsError` if something else is there, and `CheckpointCorruptError` if the
         document is damaged or of another version.
         """
-        data = self.objects.get(ROOT, LARGEST)
+        data = self.objects.get(ROOT, MAX_DOCUMENT_BYTES)
         if data is None:
             if self.objects.empty():
                 return None
@@ -99,20 +99,20 @@ class SelectionCheckpoint:
                 "it."
             )
         try:
-            plain = json.loads(data)
-            found = plain.pop("format"), plain.pop("version")
-            if found == (FORMAT, VERSION):
-                entry: SelectionEntry = ENTRY.decode(plain, None)
+            document = json.loads(data)
+            header = document.pop("format"), document.pop("version")
+            if header == (FORMAT, VERSION):
+                entry: SelectionEntry = ENTRY.decode(document, None)
                 entry.verifier()
                 return entry
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise CheckpointCorruptError(
-                f"{self.location}/{ROOT} is damaged ({error}). Remove all that is there to begin anew."
+                f"{self.location}/{ROOT} is damaged ({error}). Remove all objects there to begin again."
             ) from error
         raise CheckpointCorruptError(
-            f"{self.location} holds format {short(found[0])} version {short(found[1])}; this version of "
-            f"emtau_dask reads {FORMAT!r} version {VERSION}. Go on with the version that wrote it, or remove "
-            "all that is there to begin anew."
+            f"{self.location} holds format {short(header[0])} version {short(header[1])}; this version of "
+            f"emtau_dask reads {FORMAT!r} version {VERSION}. Continue with the version that wrote it, or "
+            "remove all objects there to begin again."
         )
 
     def prepare(self) -> None:
@@ -126,19 +126,19 @@ class SelectionCheckpoint:
 
         Raises `CheckpointMismatchError` if the stored selection has other data or settings.
         """
-        found = self.entry()
-        if found is None:
+        stored = self.entry()
+        if stored is None:
             return entry if self.objects.create(ROOT, _encoded(entry)) else self.begin(entry)
-        check_same("X", found.data, entry.data)
-        check_same("sample_weight", found.sample_weight, entry.sample_weight)
+        check_same("X", stored.data, entry.data)
+        check_same("sample_weight", stored.sample_weight, entry.sample_weight)
         for name, value in entry.settings.items():
-            theirs = found.settings.get(name)
-            if theirs != value and (name, value) != ("random_state", None):
+            stored_value = stored.settings.get(name)
+            if stored_value != value and (name, value) != ("random_state", None):
                 raise CheckpointMismatchError(
-                    f"{name} is {short(value)}; the selection in {self.location} has {short(theirs)}. Give "
-                    "the same to go on, or choose another place."
+                    f"{name} is {short(value)}; the selection in {self.location} has {short(stored_value)}. "
+                    "Give the same to continue, or choose another place."
                 )
-        return found
+        return stored
 
     def keep(self, entry: SelectionEntry) -> None:
         """Store the entry with the results of a pass, in place of the entry before."""
@@ -152,8 +152,8 @@ class SelectionCheckpoint:
 
 
 def _encoded(entry: SelectionEntry) -> bytes:
-    plain = {"format": FORMAT, "version": VERSION, **ENTRY.encode(entry, None)}
-    return (json.dumps(plain, indent=1) + "\n").encode()
+    document = {"format": FORMAT, "version": VERSION, **ENTRY.encode(entry, None)}
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def selection_checkpoint(where: object) -> SelectionCheckpoint | None:

@@ -20,14 +20,14 @@ from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import free_parameters
 from emtau_dask.settings import CONSTRAINTS, OF_ONE_FIT
 
-MOST_CANDIDATES = 10_000
-LEAST_ROWS = 2**17
+MAX_CANDIDATES = 10_000
+MIN_SAMPLE_ROWS = 2**17
 ROWS_PER_PARAMETER = 10
 """Minimum rows of the sample for each free parameter of the largest candidate; with fewer, chance decides
 which optimum a fit finds."""
-MOST_ELEMENTS = 2**25
+MAX_SAMPLE_VALUES = 2**25
 """Maximum values of the sample, 256 MiB of float64."""
-HELD_OUT = 0.2
+MIN_HELD_OUT_SHARE = 0.2
 """Minimum share of the rows outside the sample, so that rows can be held out."""
 
 
@@ -147,14 +147,17 @@ def standing(criterion: Criterion, score: Score, mean: float) -> Standing:
     return Standing(criterion.value(score) - 2.0 * loss, loss)
 
 
-def leader(criterion: Criterion, scores: Mapping[str, Score], out: Collection[str]) -> str | None:
+def leader(criterion: Criterion, scores: Mapping[str, Score], excluded: Collection[str]) -> str | None:
     """Return the best candidate by its fit to the sample, the first of equals; None without any."""
-    left = [name for name in scores if name not in out]
+    left = [name for name in scores if name not in excluded]
     return min(left, key=lambda name: criterion.value(scores[name])) if left else None
 
 
 def challenger(
-    criterion: Criterion, scores: Mapping[str, Score], fitted: Mapping[str, Standing], out: Collection[str]
+    criterion: Criterion,
+    scores: Mapping[str, Score],
+    fitted: Mapping[str, Standing],
+    excluded: Collection[str],
 ) -> str | None:
     """Return the candidate that is most likely to overtake all that are fitted to all rows; None without any.
 
@@ -170,7 +173,7 @@ def challenger(
         more = expected_loss(score.parameters - p, score.rows - score.held_out_rows, score.rows)
         return criterion.value(score) - 2.0 * max(0.0, fitted[first].loss + score.rows * more)
 
-    left = [name for name in scores if name not in fitted and name not in out and expected(name) < best]
+    left = [name for name in scores if name not in fitted and name not in excluded and expected(name) < best]
     return min(left, key=expected) if left else None
 
 
@@ -225,13 +228,13 @@ class SelectionSettings:
 
     def estimator(self, candidate: Candidate, random_state: Any) -> GaussianMixture:
         """Return the estimator of a candidate, not fitted."""
-        made: GaussianMixture = clone(self.template)
-        made.set_params(
+        estimator: GaussianMixture = clone(self.template)
+        estimator.set_params(
             n_components=candidate.n_components,
             covariance_type=candidate.covariance_type,
             random_state=random_state,
         )
-        return made
+        return estimator
 
 
 def checked_settings(
@@ -262,10 +265,10 @@ def checked_settings(
     )
     given = [covariance_types] if isinstance(covariance_types, str) else covariance_types
     types = _several("covariance_types", given, CONSTRAINTS["covariance_type"], "names such as 'full'")
-    if len(counts) * len(types) > MOST_CANDIDATES:
+    if len(counts) * len(types) > MAX_CANDIDATES:
         raise ConfigError(
             f"n_components and covariance_types make {len(counts) * len(types):,} candidates; at most "
-            f"{MOST_CANDIDATES:,} are compared. Give fewer, such as range(10, 200, 10)."
+            f"{MAX_CANDIDATES:,} are compared. Give fewer, such as range(10, 200, 10)."
         )
     return SelectionSettings(
         tuple(Candidate(count, kind) for kind in types for count in sorted(map(int, counts))),
@@ -280,17 +283,17 @@ def _several(name: str, values: Any, constraint: Constraint, wanted: str) -> lis
     """Return the values to choose from; a range may be endless, so not all of it is listed."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise ConfigError(f"{name} is {short(values)}; it must be a list of {wanted}.")
-    found = list(islice(values, MOST_CANDIDATES + 1))
-    if not found:
+    listed = list(islice(values, MAX_CANDIDATES + 1))
+    if not listed:
         raise ConfigError(f"{name} is empty; give at least one of {wanted}.")
-    if len(found) > MOST_CANDIDATES:
-        raise ConfigError(f"{name} has more than {MOST_CANDIDATES:,} values. Give fewer.")
-    for number, value in enumerate(found):
+    if len(listed) > MAX_CANDIDATES:
+        raise ConfigError(f"{name} has more than {MAX_CANDIDATES:,} values. Give fewer.")
+    for number, value in enumerate(listed):
         if not constraint.holds(value):
             raise ConfigError(f"{name} has {short(value)}; each must be {constraint.words}.")
-        if value in found[:number]:
+        if value in listed[:number]:
             raise ConfigError(f"{name} has {short(value)} twice; give each once.")
-    return found
+    return listed
 
 
 def _template(estimator: Any, random_state: Any) -> GaussianMixture:
@@ -298,22 +301,22 @@ def _template(estimator: Any, random_state: Any) -> GaussianMixture:
         kind = type(estimator)
         raise ConfigError(
             f"estimator is a {kind.__name__} of {kind.__module__.partition('.')[0]}; give a GaussianMixture "
-            "of emtau_dask, or leave it out."
+            "of emtau_dask, or remove it."
         )
     template: GaussianMixture = GaussianMixture() if estimator is None else clone(estimator)
     for name in OF_ONE_FIT:
         if getattr(template, name) is not None:
-            remedy = "give checkpoint to select_components" if name == "checkpoint" else "leave it out"
+            remedy = "give checkpoint to select_components" if name == "checkpoint" else "remove it"
             raise ConfigError(f"estimator has {name}, which cannot serve all candidates; {remedy}.")
     if template.warm_start:
-        raise ConfigError("estimator has warm_start=True; a selection begins anew. Set it to False.")
+        raise ConfigError("estimator has warm_start=True; a selection begins new fits. Set it to False.")
     if random_state is not None:
         template.random_state = random_state
     settings_of(template)
     return template
 
 
-def sample_share(rows: int, features: int, parameters: int, asked: int | None) -> float:
+def sample_share(rows: int, features: int, parameters: int, requested: int | None) -> float:
     """Return the share of the rows that is drawn, each row on its own by the hash of its number.
 
     By default ``N / ln N`` rows: then the errors of fits to the sample, ``p N / 2n`` nats on all rows, cost
@@ -321,7 +324,11 @@ def sample_share(rows: int, features: int, parameters: int, asked: int | None) -
     candidate; at most 256 MiB (but always 10 for each parameter), and four fifths of the rows.
     """
     least = ROWS_PER_PARAMETER * parameters
-    wanted = float(asked) if asked is not None else max(LEAST_ROWS, rows / math.log(max(rows, 3)), least)
-    if asked is None:
-        wanted = min(wanted, max(MOST_ELEMENTS / features, least))
-    return min(wanted / rows, 1.0 - HELD_OUT)
+    wanted = (
+        float(requested)
+        if requested is not None
+        else max(MIN_SAMPLE_ROWS, rows / math.log(max(rows, 3)), least)
+    )
+    if requested is None:
+        wanted = min(wanted, max(MAX_SAMPLE_VALUES / features, least))
+    return min(wanted / rows, 1.0 - MIN_HELD_OUT_SHARE)

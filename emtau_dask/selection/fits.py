@@ -63,14 +63,14 @@ def fit_candidates(
 
     If the likelihood of a candidate is below that of one of the same type with fewer components, it missed a
     better optimum. It is fitted once more, from other starts, and the better fit is kept. A collapsed one is
-    fitted once more too. Fits in the checkpoint are read, and runs that are known to collapse are left out.
+    fitted once more, too. Fits in the checkpoint are read, and runs that are known to collapse are skipped.
     """
     fits: dict[str, GaussianMixture] = {}
     reasons = dict(entry.reasons)
     best = {candidate.covariance_type: -math.inf for candidate in settings.candidates}
     seed = entry.seeds[1]
     for number, candidate in enumerate(settings.candidates, 1):
-        kind, found = candidate.covariance_type, []
+        kind, candidate_fits = candidate.covariance_type, []
         for name, random_state in ((candidate.name, seed), (f"{candidate.name}-again", seed + 1)):
             if name in entry.reasons:
                 continue
@@ -78,19 +78,19 @@ def fit_candidates(
             try:
                 with _here(problem.executor):
                     estimator = settings.estimator(candidate, random_state)
-                    found.append(_fitted_to_sample(estimator, sample, place))
+                    candidate_fits.append(_fitted_to_sample(estimator, sample, place))
             except SingularComponentError as error:
                 reasons[name] = str(error)
             else:
-                if found[-1].lower_bound_ >= best[kind]:
+                if candidate_fits[-1].lower_bound_ >= best[kind]:
                     break
-        said = "could not be fitted"
-        if found:
-            fits[candidate.name] = kept = max(found, key=lambda mixture: mixture.lower_bound_)
-            best[kind] = max(best[kind], kept.lower_bound_)
-            said = f"{kept.lower_bound_:.6g} nats per row of the sample"
+        result = "could not be fitted"
+        if candidate_fits:
+            fits[candidate.name] = best_fit = max(candidate_fits, key=lambda mixture: mixture.lower_bound_)
+            best[kind] = max(best[kind], best_fit.lower_bound_)
+            result = f"{best_fit.lower_bound_:.6g} nats per row of the sample"
         problem.context.observer.note(
-            f"candidate {number} of {len(settings.candidates)}, {candidate}: {said}"
+            f"candidate {number} of {len(settings.candidates)}, {candidate}: {result}"
         )
     return fits, reasons
 
@@ -106,7 +106,7 @@ def _fitted_to_sample(
         return fit_sample(estimator, sample())
     saved = _saved(place)
     if saved is not None:
-        mixture = _of_run(estimator, saved, place)
+        mixture = _estimator_of_run(estimator, saved, place)
         publish(mixture, saved.state)
         return mixture
     run = ZarrStoreObjects.opened(MemoryStore())
@@ -177,7 +177,7 @@ def fit_to_all_rows(
                 observer=observer,
             )
     else:
-        mixture = _of_run(estimator, saved, place)
+        mixture = _estimator_of_run(estimator, saved, place)
         resume_estimator(
             mixture,
             saved,
@@ -215,6 +215,8 @@ def _saved(place: ObjectStore) -> SavedFit | None:
     return None
 
 
-def _of_run(estimator: GaussianMixture, saved: SavedFit, place: ObjectStore | None) -> GaussianMixture:
+def _estimator_of_run(
+    estimator: GaussianMixture, saved: SavedFit, place: ObjectStore | None
+) -> GaussianMixture:
     own = isinstance(saved.config.policy, DescribedPolicy)
     return saved_estimator(type(estimator), saved, place, estimator.algorithm if own else None)

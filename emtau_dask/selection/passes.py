@@ -25,7 +25,7 @@ from emtau_dask.mixture.linalg import Floats, Ints
 from emtau_dask.mixture.parameters import MixtureParameters, free_parameters
 from emtau_dask.selection.criteria import Score
 
-MOST_ROWS = 2.0**53
+MAX_ROWS = 2.0**53
 """Maximum rows that float64 counts exactly."""
 
 
@@ -37,7 +37,9 @@ class CountedRows:
     counts: Floats | None
 
 
-def held_counts(samples: Samples, chunk_range: ChunkRange, positions: Ints, counts: Floats | None) -> Floats:
+def sampled_counts(
+    samples: Samples, chunk_range: ChunkRange, positions: Ints, counts: Floats | None
+) -> Floats:
     """Return how many of the equal rows of each of ``positions`` are in a sample of one share.
 
     Each of them is drawn by itself, so k of s rows are in the sample with the probability ``Binomial(k; s,
@@ -45,11 +47,11 @@ def held_counts(samples: Samples, chunk_range: ChunkRange, positions: Ints, coun
     """
     (share,) = samples.shares
     numbers = samples.numbers(chunk_range, positions)
-    held = (numbers < share).astype(np.float64)
+    sampled = (numbers < share).astype(np.float64)
     if counts is not None:
         several = counts > 1
-        held[several] = binom.isf(numbers[several], counts[several], share)
-    return held
+        sampled[several] = binom.isf(numbers[several], counts[several], share)
+    return sampled
 
 
 def _fractions(chunk_range: ChunkRange, counts: NDArray[Any]) -> dict[int, str]:
@@ -76,15 +78,15 @@ def count_rows(problem: Problem) -> int:
             stage="counting rows",
             costs=chunk_costs(weights),
         )
-        found = context.verifier.run(problem.executor, work, context.observer, problem.chunk_ranges)
-        if found:
+        fractions = context.verifier.run(problem.executor, work, context.observer, problem.chunk_ranges)
+        if fractions:
             raise InvalidDataError(
-                f"sample_weight is {found[min(found)]}. In a selection a weight says how many equal rows a "
-                "row stands for: give whole numbers, or none."
+                f"sample_weight is {fractions[min(fractions)]}. In a selection a weight is the number of "
+                "equal rows: give whole numbers, or none."
             )
-    if problem.total_weight > MOST_ROWS:
+    if problem.total_weight > MAX_ROWS:
         raise InvalidDataError(
-            f"sample_weight adds up to {problem.total_weight:.3g} rows; at most {MOST_ROWS:.0f} can be "
+            f"sample_weight adds up to {problem.total_weight:.3g} rows; at most {MAX_ROWS:.0f} can be "
             "counted. Divide all weights by a common factor."
         )
     return int(problem.total_weight)
@@ -97,13 +99,13 @@ class _SampleTask(ChunkTask[list[tuple[int, Floats, Floats]]]):
     loader: ChunkLoader
     samples: Samples
 
-    def compute(self, item: ChunkRange, found: LoadedChunk) -> list[tuple[int, Floats, Floats]]:
-        positions = found.positions()
-        counts = held_counts(self.samples, item, positions, found.weights_at(positions))
+    def compute(self, item: ChunkRange, loaded: LoadedChunk) -> list[tuple[int, Floats, Floats]]:
+        positions = loaded.positions()
+        counts = sampled_counts(self.samples, item, positions, loaded.weights_at(positions))
         inside = counts > 0
         positions = positions[inside]
-        rows = np.empty((len(positions), found.rows.shape[1]))
-        for where, block in found.blocks(positions, SCAN_ROWS):
+        rows = np.empty((len(positions), loaded.rows.shape[1]))
+        for where, block in loaded.blocks(positions, SCAN_ROWS):
             rows[where] = block
         return [(item.chunk, rows, counts[inside])]
 
@@ -119,13 +121,13 @@ def draw_sample(problem: Problem, samples: Samples, least: int) -> CountedRows:
         )
     assert parts is not None
     _, rows, counts = zip(*sorted(parts, key=lambda part: part[0]), strict=True)
-    found = CountedRows(np.concatenate(rows), None if problem.weights is None else np.concatenate(counts))
-    if len(found.rows) < least:
+    sample = CountedRows(np.concatenate(rows), None if problem.weights is None else np.concatenate(counts))
+    if len(sample.rows) < least:
         raise InvalidDataError(
-            f"n_components goes up to {least:,}, but the sample has {len(found.rows):,} of "
+            f"n_components goes up to {least:,}, but the sample has {len(sample.rows):,} of "
             f"{problem.rows.shape[0]:,} rows. Lower n_components, or raise sample_rows."
         )
-    return found
+    return sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,14 +138,14 @@ class _ScoreTask(ChunkTask[Floats]):
     samples: Samples
     kernels: tuple[RowKernels, ...]
 
-    def compute(self, item: ChunkRange, found: LoadedChunk) -> Floats:
-        positions = found.positions()
-        weights = found.weights_at(positions)
+    def compute(self, item: ChunkRange, loaded: LoadedChunk) -> Floats:
+        positions = loaded.positions()
+        weights = loaded.weights_at(positions)
         counts = np.ones(len(positions)) if weights is None else weights
-        held_out = counts - held_counts(self.samples, item, positions, weights)
+        held_out = counts - sampled_counts(self.samples, item, positions, weights)
         sums = np.empty((len(self.kernels), 5))
         for kernels, row in zip(self.kernels, sums, strict=True):
-            logs, entropies = score_chunk(found, kernels, [LOG_LIKELIHOODS, ENTROPIES])
+            logs, entropies = score_chunk(loaded, kernels, [LOG_LIKELIHOODS, ENTROPIES])
             row[:] = (
                 (logs * counts).sum(),
                 (entropies * counts).sum(),

@@ -159,12 +159,12 @@ def select(
     """
     try:
         with shutdown_named():
-            return _selected(settings, data, checkpoint, observer)
+            return _run_selection(settings, data, checkpoint, observer)
     except KeyboardInterrupt:  # In place of what one of the fits says of itself.
-        raise interrupt_with_text(_going_on(checkpoint)) from None
+        raise interrupt_with_text(_interrupt_text(checkpoint)) from None
 
 
-def _going_on(checkpoint: SelectionCheckpoint | None) -> str:
+def _interrupt_text(checkpoint: SelectionCheckpoint | None) -> str:
     if checkpoint is None:
         return "The selection was interrupted. With checkpoint=PATH its progress would have been kept."
     return shown(
@@ -183,7 +183,7 @@ class Unclosed:
         """Ignore."""
 
 
-def _selected(
+def _run_selection(
     settings: SelectionSettings,
     data: Mapping[str, Any],
     checkpoint: SelectionCheckpoint | None,
@@ -200,9 +200,9 @@ def _selected(
             None,
             chosen=data["chosen"],
             observer=observer,
-        ) as (executor, watched, sources),
+        ) as (executor, fit_observer, sources),
         features_named(getattr(shaped, "feature_names_in_", None)),
-        open_context(executor, Unclosed(watched)) as context,
+        open_context(executor, Unclosed(fit_observer)) as context,
     ):
         # Neither the sample nor scores depend on the number of components and the covariance type.
         structure = structure_named(settings.largest.covariance_type)
@@ -216,13 +216,13 @@ def _selected(
             compiled=False,
             missing=DROP if settings.template.missing == DROP else RAISE,
         )
-        entry, problem = _begun(settings, sources, problem, checkpoint)
+        entry, problem = _begin(settings, sources, problem, checkpoint)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotExclusiveWarning)  # Of this the selection has warned.
-            return _found(settings, data, entry, problem, checkpoint)
+            return _compute(settings, data, entry, problem, checkpoint)
 
 
-def _begun(
+def _begin(
     settings: SelectionSettings,
     sources: FitSources,
     problem: Problem,
@@ -246,30 +246,32 @@ def _begun(
     checkpoint.prepare()
     executor, observer = problem.executor, problem.context.observer
     verify_access(executor.client, checkpoint.objects, named)  # The fits say in what workers differ.
-    found = [
+    results = [
         one for name, source in named.items() for one in sampled_digests(source, name, executor, observer)
     ]
-    samples = tuple((one.source, one.made_on, one.chunk, one.digest.hex()) for one in found)
-    entry = checkpoint.begin(replace(entry, settings=_stored(settings), samples=samples))
+    samples = tuple((one.source, one.made_on, one.chunk, one.digest.hex()) for one in results)
+    entry = checkpoint.begin(replace(entry, settings=_stored_settings(settings), samples=samples))
     verifier = entry.verifier()
-    verifier.compare(found, problem.chunk_ranges)
+    verifier.compare(results, problem.chunk_ranges)
     return entry, replace(problem, context=replace(problem.context, verifier=verifier))
 
 
-def _stored(settings: SelectionSettings) -> dict[str, Any]:
+def _stored_settings(settings: SelectionSettings) -> dict[str, Any]:
     """Return the settings of a selection as JSON has them; raises `ConfigError` if it cannot."""
-    asked = Settings.of(settings.template)
-    values = {name: value for name, value in asked.stored.items() if name not in OF_A_FIT}
+    requested = Settings.of(settings.template)
+    values = {name: value for name, value in requested.stored.items() if name not in OF_A_FIT}
     values |= {
         "candidates": [(each.n_components, each.covariance_type) for each in settings.candidates],
         "sample_rows": settings.sample_rows,
-        "algorithm": AUTO if asked.automatic else astuple(describe_policy(as_policy(asked.algorithm))),
+        "algorithm": AUTO
+        if requested.automatic
+        else astuple(describe_policy(as_policy(requested.algorithm))),
     }
     plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain
 
 
-def _found(
+def _compute(
     settings: SelectionSettings,
     data: Mapping[str, Any],
     entry: SelectionEntry,
@@ -280,8 +282,8 @@ def _found(
     sample = cache(partial(draw_sample, problem, samples, settings.largest.n_components))
     fits, collapsed = fit_candidates(settings, entry, sample, checkpoint, problem)
     scores = _scores(fits, entry.scores, problem, samples)
-    entry = _kept(checkpoint, entry, scores=scores, reasons=collapsed)
-    finals, reasons = _finals(settings, fits, scores, data, checkpoint, problem.context.observer)
+    entry = _store_results(checkpoint, entry, scores=scores, reasons=collapsed)
+    finals, reasons = _fit_finalists(settings, fits, scores, data, checkpoint, problem.context.observer)
     reasons |= {name: reason for name, reason in collapsed.items() if name not in fits}
     if not finals:
         first = next(each for each in settings.candidates if each.name in reasons)
@@ -293,7 +295,7 @@ def _found(
     final_scores: dict[str, Score] = {}
     if len(finals) > 1:
         final_scores = _scores(finals, entry.finalists, problem, samples)
-        _kept(checkpoint, entry, finalists=final_scores)
+        _store_results(checkpoint, entry, finalists=final_scores)
     return result_of(settings, fits, scores, reasons, finals, final_scores)
 
 
@@ -307,15 +309,17 @@ def _scores(
     return dict(zip(mixtures, score_all(problem, samples, parameters), strict=True))
 
 
-def _kept(checkpoint: SelectionCheckpoint | None, entry: SelectionEntry, **found: Any) -> SelectionEntry:
+def _store_results(
+    checkpoint: SelectionCheckpoint | None, entry: SelectionEntry, **results: Any
+) -> SelectionEntry:
     """Store the entry with new results, and return it."""
-    changed = replace(entry, **found)
+    changed = replace(entry, **results)
     if checkpoint is not None and changed != entry:
         checkpoint.keep(changed)
     return changed
 
 
-def _finals(
+def _fit_finalists(
     settings: SelectionSettings,
     fits: Mapping[str, GaussianMixture],
     scores: Mapping[str, Score],

@@ -41,9 +41,9 @@ def accumulated(monkeypatch):
     """The numbers of rows that went by tiles, block by block."""
     rows_of, accumulate = [], dispatch.TileKernel.accumulate
 
-    def noted(self, rows, weights=None, seen=None):
+    def noted(self, rows, weights=None, out=None):
         rows_of.append(len(rows))
-        return accumulate(self, rows, weights, seen)
+        return accumulate(self, rows, weights, out)
 
     monkeypatch.setattr(dispatch.TileKernel, "accumulate", noted)
     monkeypatch.setattr(compiling, "compile_loops", lambda *_: None)  # It scores a row, ahead of the fit.

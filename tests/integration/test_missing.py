@@ -284,7 +284,7 @@ class TestPredictions:
 
     def test_more_patterns_than_are_kept(self, one_model, monkeypatch):
         monkeypatch.setattr("emtau_dask.mixture.missing.PATTERNS_BYTES", 0)
-        monkeypatch.setattr("emtau_dask.mixture.missing.LEAST_PATTERNS", 1)
+        monkeypatch.setattr("emtau_dask.mixture.missing.MIN_PATTERNS", 1)
         assert np.allclose(one_model.score_samples(ROWS), [each[0] for each in naive(one_model)])
 
     def test_frames_with_names(self):

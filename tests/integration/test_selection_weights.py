@@ -16,7 +16,7 @@ from emtau_dask import CheckpointMismatchError, GaussianMixture, InvalidDataErro
 from emtau_dask.data.row_random import Samples, hashed_uniforms
 from emtau_dask.data.source import ChunkRange
 from emtau_dask.selection import fits
-from emtau_dask.selection.passes import held_counts
+from emtau_dask.selection.passes import sampled_counts
 
 RNG = np.random.default_rng(2)
 N_ROWS = 800
@@ -47,12 +47,12 @@ def naive_count(number, rows, share):
 def test_the_sample_holds_of_each_row_what_its_number_says():
     rows, share = np.arange(3000), 0.3
     counts = RNG.integers(1, 40, size=3000).astype(float)
-    held = held_counts(Samples(7, (share,)), ChunkRange(0, 0, 3000), rows, counts)
+    held = sampled_counts(Samples(7, (share,)), ChunkRange(0, 0, 3000), rows, counts)
     numbers = hashed_uniforms((7, 1), rows)
     expected = [naive_count(u, int(s), share) for u, s in zip(numbers, counts, strict=True)]
     assert np.array_equal(held, expected)
     # Whether that is a binomial distribution: chi-square of the counts of rows that stand for 9.
-    nine = held_counts(
+    nine = sampled_counts(
         Samples(8, (share,)), ChunkRange(0, 0, 20_000), np.arange(20_000), np.full(20_000, 9.0)
     )
     seen = np.bincount(nine.astype(int), minlength=10)
@@ -61,8 +61,8 @@ def test_the_sample_holds_of_each_row_what_its_number_says():
 
 
 def test_rows_of_weight_one_are_drawn_as_rows_without_weights():
-    plain = held_counts(Samples(7, (0.4,)), ChunkRange(0, 0, 500), np.arange(500), None)
-    ones = held_counts(Samples(7, (0.4,)), ChunkRange(0, 0, 500), np.arange(500), np.ones(500))
+    plain = sampled_counts(Samples(7, (0.4,)), ChunkRange(0, 0, 500), np.arange(500), None)
+    ones = sampled_counts(Samples(7, (0.4,)), ChunkRange(0, 0, 500), np.arange(500), np.ones(500))
     assert np.array_equal(plain, ones)
     assert np.array_equal(plain, hashed_uniforms((7, 1), np.arange(500)) < 0.4)
 

@@ -80,7 +80,7 @@ def test_add_squares_keeps_what_it_is_told_to_and_only_the_upper_triangle(shape,
         assert np.allclose(found[above], (kept * before + rows.T @ rows)[above], rtol=1e-13, atol=1e-13)
         assert np.array_equal(np.tril(found, -1), np.tril(before, -1))
     found = np.full((d, d), np.nan)
-    add_squares(layout(rows), found, kept=0.0)
+    add_squares(layout(rows), found, beta=0.0)
     assert np.allclose(found[above], (rows.T @ rows)[above], rtol=1e-13, atol=1e-13)
 
 

@@ -203,12 +203,12 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ("modle=", ["modle is not a known key", "nearest valid key is model"]),
         ("model.init={seed: 3}", ["model.init.seed", "nearest valid key is model.init.dirichlet_seed"]),
         ("data.dataset_options.rows=3", ["data", "given with a dataset if dataset_options are set"]),
-        ("algorithm.threshold=0.5", ["algorithm.threshold", "0.5", "auto does not take it"]),
+        ("algorithm.threshold=0.5", ["algorithm.threshold", "0.5", "auto has no such key"]),
         (
             "algorithm={name: em-tau, threshold: 0.5}",
-            ["algorithm.threshold", "0.5", "em-tau does not take it"],
+            ["algorithm.threshold", "0.5", "em-tau has no such key"],
         ),
-        ("algorithm.compare=[{name: em, tau: 3}]", ["algorithm.compare[0].tau", "em does not take it"]),
+        ("algorithm.compare=[{name: em, tau: 3}]", ["algorithm.compare[0].tau", "em has no such key"]),
     ],
     "a wrong type": [
         ("model.n_components=ten", ["model.n_components = 'ten'", "an integer of at least 1"]),

@@ -216,7 +216,7 @@ def precision_factor(covariance, means, component=0, weight=1.0):
 
 def test_a_variance_below_what_the_rows_rounding_can_make_is_singular():
     covariance = np.diag([1.0, 1e-22])
-    with pytest.raises(SingularComponentError, match="what float64 can resolve"):
+    with pytest.raises(SingularComponentError, match="the resolution of float64"):
         precision_factor(covariance, np.array([0.0, 1e5]))
     assert np.allclose(precision_factor(covariance, np.zeros(2)), np.diag([1.0, 1e11]))
 

@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask import GaussianMixture
 from emtau_dask.em.memory import STATISTICS_COPIES
 from emtau_dask.kernels.dispatch import Kernels, TileKernel
-from emtau_dask.mixture.cutoff import UNSEEN, reach_of, reach_where_few
+from emtau_dask.mixture.cutoff import NEGLIGIBLE_SHARE, cutoffs_if_few, cutoffs_of
 from emtau_dask.mixture.estep import BlockKernel
 from emtau_dask.mixture.linalg import precision_factors
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -44,7 +44,7 @@ def clusters(k=K, d=D, spread=6.0, condition=9.0, seed=0):
 def planned(parameters):
     """A plan that leaves out components, whether or not that pays."""
     plan = plan_tiles(parameters).centred
-    return replace(plan, reach=reach_of(parameters, parameters.weights @ parameters.means))
+    return replace(plan, cutoffs=cutoffs_of(parameters, parameters.weights @ parameters.means))
 
 
 def rows_of(parameters, n, seed=1, noise=1.0):
@@ -56,7 +56,7 @@ def rows_of(parameters, n, seed=1, noise=1.0):
 
 
 def kernel_of(parameters, n):
-    kernel = Kernels(planned(parameters), compiled=True).made(n)
+    kernel = Kernels(planned(parameters), compiled=True).acquire(n)
     assert isinstance(kernel, TileKernel)
     return kernel
 
@@ -131,27 +131,27 @@ def test_rows_far_from_all_components_and_wrong_guesses_change_nothing(condition
 def test_a_component_out_of_reach_counts_for_no_row(seed, spread, condition, d):
     """Whatever the direction in which the row lies: at the largest distance, and within."""
     parameters = clusters(6, d, spread, condition, seed)
-    reach, rng = reach_of(parameters, parameters.means.mean(axis=0)), np.random.default_rng(seed)
+    cutoffs, rng = cutoffs_of(parameters, parameters.means.mean(axis=0)), np.random.default_rng(seed)
     roots = np.linalg.cholesky(parameters.covariances)
-    for a, k in np.argwhere(reach.distances >= 0):
+    for a, k in np.argwhere(cutoffs.distances >= 0):
         towards = np.linalg.solve(roots[a], parameters.means[k] - parameters.means[a])
         steps = np.vstack([rng.normal(size=(5, d)), towards])
-        steps *= math.sqrt(reach.distances[a, k]) / np.linalg.norm(steps, axis=1, keepdims=True)
+        steps *= math.sqrt(cutoffs.distances[a, k]) / np.linalg.norm(steps, axis=1, keepdims=True)
         rows = parameters.means[a] + np.vstack([steps, 0.5 * steps]) @ roots[a].T
         scores = log_joint(rows, parameters)
-        assert (scores[:, k] <= scores[:, a] - reach.margins[k] + 1e-9 * np.abs(scores[:, k])).all()
+        assert (scores[:, k] <= scores[:, a] - cutoffs.margins[k] + 1e-9 * np.abs(scores[:, k])).all()
 
 
 def test_margins_are_of_responsibilities_relative_to_weights():
     parameters = clusters()
-    reach = reach_of(parameters, np.zeros(D))
-    assert np.allclose(np.exp(-reach.margins), UNSEEN * parameters.weights)
+    cutoffs = cutoffs_of(parameters, np.zeros(D))
+    assert np.allclose(np.exp(-cutoffs.margins), NEGLIGIBLE_SHARE * parameters.weights)
 
 
 def test_of_components_that_are_apart_few_are_scored():
     parameters = clusters(spread=20.0)
     kernel, rows = kernel_of(parameters, 400), rows_of(parameters, 400)
-    assert kernel.tiling.constants.reach.max() > 0
+    assert kernel.tiling.constants.cutoffs.max() > 0
     kernel.tiling.buffers.centred.scores.fill(-1.0)
     kernel.accumulate(rows)
     assert (kernel.tiling.buffers.centred.scores[5:] == -1).all()
@@ -169,7 +169,7 @@ def test_of_a_block_with_a_value_that_is_not_finite_nothing_is_added():
     assert_equal(summed(kernel), summed(other))
 
 
-@pytest.mark.parametrize("value", [1e140, 1e160], ids=["beyond float32", "out of any reach"])
+@pytest.mark.parametrize("value", [1e140, 1e160], ids=["beyond float32", "out of any cutoffs"])
 def test_a_row_beyond_the_range_of_numbers_leaves_the_others_as_they_are(value):
     parameters = clusters()
     rows = rows_of(parameters, 100)
@@ -226,7 +226,7 @@ def test_equal_components_tie_exactly_and_the_first_of_them_is_named():
 class TestChoice:
     @pytest.mark.parametrize(("k", "d"), [(K, D), (4, 128)], ids=["many components", "many features"])
     def test_components_that_are_apart_are_left_out_of_tiles(self, k, d):
-        assert plan_tiles(clusters(k, d), chunk_rows=MANY_ROWS).reach is not None
+        assert plan_tiles(clusters(k, d), chunk_rows=MANY_ROWS).cutoffs is not None
 
     @pytest.mark.parametrize(
         ("k", "d", "spread", "pays"),
@@ -241,12 +241,12 @@ class TestChoice:
         weights, means = np.full(k, 1 / k), spread * rng.normal(size=(k, d))
         factors = precision_factors(covariances, means, weights)
         parameters = MixtureParameters("full", weights, means, covariances, factors)
-        assert (plan_tiles(parameters, chunk_rows=MANY_ROWS).reach is not None) is pays
+        assert (plan_tiles(parameters, chunk_rows=MANY_ROWS).cutoffs is not None) is pays
 
     @pytest.mark.parametrize("k", [8, 32, 33, 70])
     def test_distances_are_the_same_whether_all_components_are_probed_or_some(self, k):
         parameters = clusters(k, 64)
-        found, wanted = (of(parameters, np.zeros(64)) for of in (reach_where_few, reach_of))
+        found, wanted = (of(parameters, np.zeros(64)) for of in (cutoffs_if_few, cutoffs_of))
         assert np.array_equal(found.distances, wanted.distances)
         assert np.array_equal(found.discriminants, wanted.discriminants)
         assert np.array_equal(found.margins, wanted.margins)
@@ -264,7 +264,7 @@ class TestChoice:
         ],
     )
     def test_where_that_would_not_pay_all_are_scored(self, parameters, chunk_rows):
-        assert plan_tiles(parameters, chunk_rows=chunk_rows).reach is None
+        assert plan_tiles(parameters, chunk_rows=chunk_rows).cutoffs is None
 
     def test_a_pass_in_which_a_component_lost_nearly_all_of_its_weight_is_done_again(self):
         parameters = clusters()
@@ -276,20 +276,20 @@ class TestChoice:
 
     def test_plans_travel_and_the_centred_one_leaves_nothing_out(self):
         plan = pickle.loads(pickle.dumps(planned(clusters())))
-        assert np.array_equal(plan.reach.distances, planned(clusters()).reach.distances)
+        assert np.array_equal(plan.cutoffs.distances, planned(clusters()).cutoffs.distances)
         assert not plan.exact
         assert plan.centred.exact
-        assert plan.centred.reach is None
+        assert plan.centred.cutoffs is None
 
 
 @pytest.mark.parametrize(("k", "d"), [(64, 32), (300, 8), (256, 16), (8, 128), (2, 300)])
 def test_memory_is_within_what_plans_foretell(k, d):
     parameters = clusters(k, d, spread=5.0)
     plan, rows = planned(parameters), rows_of(parameters, 40 * k)
-    warm = Kernels(plan, compiled=True).made(10)
+    warm = Kernels(plan, compiled=True).acquire(10)
     warm.accumulate(rows[:10], None, None)  # loads code
     tracemalloc.start()
-    kernel = Kernels(planned(parameters), compiled=True).made(len(rows))
+    kernel = Kernels(planned(parameters), compiled=True).acquire(len(rows))
     kernel.accumulate(rows, None, None)
     kernel.sums()
     _, peak = tracemalloc.get_traced_memory()

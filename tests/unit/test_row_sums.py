@@ -42,9 +42,9 @@ def summed_apart(kernels, parts):
     """The sums of each part, by a kernel of its own."""
     found = []
     for part in parts:
-        kernel = kernels.made(len(part))
+        kernel = kernels.acquire(len(part))
         kernel.accumulate(np.ascontiguousarray(part), None, None)
-        found.append(kernels.finished(kernel))
+        found.append(kernels.release(kernel))
     return found
 
 

@@ -11,7 +11,7 @@ import scipy.special
 from references import log_joint, rows_near
 
 from emtau_dask.kernels.dispatch import TileKernel, scoring_kernels
-from emtau_dask.mixture.estep import LEAST_EXPONENT
+from emtau_dask.mixture.estep import MIN_EXPONENT
 
 FORMS = [("full", 3), ("full", 19), ("tied", 3), ("diag", 3), ("spherical", 3)]
 """Covariance types and features. With 19 all components are scored in the centred form."""
@@ -20,7 +20,7 @@ mixture = partial(references.drawn, spread=1.0)
 
 
 def scorer(parameters, n):
-    kernel = scoring_kernels(parameters, compiled=True).made(n)
+    kernel = scoring_kernels(parameters, compiled=True).acquire(n)
     assert isinstance(kernel, TileKernel)
     return kernel
 
@@ -65,7 +65,7 @@ def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type,
     rows = rows_near(parameters, 3000)
     rows[1500::5] *= 60
     expected = log_joint(rows, parameters)
-    assert (expected.max(axis=1) < LEAST_EXPONENT[np.dtype("f8")]).any()
+    assert (expected.max(axis=1) < MIN_EXPONENT[np.dtype("f8")]).any()
     _, labels, log_likelihoods, _ = scored(scorer(parameters, 3000), rows)
     assert np.array_equal(labels, expected.argmax(axis=1))
     assert np.allclose(log_likelihoods, scipy.special.logsumexp(expected, axis=1), rtol=1e-11)
@@ -116,7 +116,7 @@ def test_what_cannot_go_by_tiles_goes_by_blocks():
         scoring_kernels(parameters, compiled=True, missing=True),
     ):
         assert not kernels.by_tiles
-        found = scored(kernels.made(200), rows)
+        found = scored(kernels.acquire(200), rows)
         assert np.array_equal(found[1], expected[1])
         assert np.allclose(found[2], expected[2], rtol=1e-12)
     assert scoring_kernels(parameters, compiled=True).by_tiles
@@ -126,4 +126,4 @@ def test_a_copy_in_another_process_scores_alike():
     parameters = mixture("full", d=3)
     rows, kernels = rows_near(parameters, 200), scoring_kernels(parameters, compiled=True)
     there = pickle.loads(pickle.dumps(kernels))
-    assert np.array_equal(scored(there.made(200), rows)[2], scored(kernels.made(200), rows)[2])
+    assert np.array_equal(scored(there.acquire(200), rows)[2], scored(kernels.acquire(200), rows)[2])

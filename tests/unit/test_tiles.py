@@ -25,7 +25,7 @@ from emtau_dask.kernels import dispatch, tiling
 from emtau_dask.kernels.dispatch import Kernels, TileKernel, tiled
 from emtau_dask.kernels.loop import divide, exponentiate, logarithm
 from emtau_dask.mixture.covariance_types import structure_named
-from emtau_dask.mixture.estep import LEAST_EXPONENT, BlockKernel
+from emtau_dask.mixture.estep import MIN_EXPONENT, BlockKernel
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import block_bytes, plan_kernel, plan_tiles
 
@@ -46,12 +46,12 @@ def planned(parameters, dtype=np.float64):
 
 
 def absorber(plan, n, *, compiled):
-    return Kernels(plan, compiled=compiled).made(n)
+    return Kernels(plan, compiled=compiled).acquire(n)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_exponentials_are_exact_to_about_a_unit_in_the_last_place(dtype):
-    least = LEAST_EXPONENT[np.dtype(dtype)]
+    least = MIN_EXPONENT[np.dtype(dtype)]
     values = np.concatenate([np.linspace(least, 0, 300_001), -np.geomspace(1e-12, 1, 1000)]).astype(dtype)
     values = values[values >= dtype(least)]
     found, sums = values[np.newaxis].copy(), np.empty(len(values), dtype)
@@ -91,7 +91,7 @@ def test_logarithms_are_exact_to_about_a_unit_in_the_last_place():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_exponentials_that_vanish_are_0_and_nan_stays(dtype):
-    least = LEAST_EXPONENT[np.dtype(dtype)]
+    least = MIN_EXPONENT[np.dtype(dtype)]
     scores = np.array([[0, least * 1.01, -np.inf, np.nan], [least * 1.01, -1, -np.inf, 0]], dtype)
     sums = np.empty(4, dtype)
     exponentiate(scores, sums, dtype(least), scores[0])
@@ -160,7 +160,7 @@ def test_rows_are_gathered_for_some_components_of_a_tile_and_summed_for_others(d
     rows = means[owners] + rng.normal(size=(len(owners), d))
     kernel = absorber(plan, len(rows), compiled=True)
     kernel.accumulate(rows)
-    gathered = kernel.tiling.buffers.present <= kernel.tiling.constants.few
+    gathered = kernel.tiling.buffers.n_significant <= kernel.tiling.constants.few
     assert np.array_equal(gathered, [not summed_for_two] * 2 + [True] * 4)
     responsibilities = scipy.special.softmax(log_joint(rows, parameters), axis=1)
     assert_naive(summed(kernel), rows, responsibilities, rtol=(1e-10, 1e-10, 1e-9), atol=(1e-10, 1e-8))
@@ -276,7 +276,7 @@ def test_rows_whose_densities_underflow_are_scored_all_the_same(covariance_type,
     rows, seen = rows_near(parameters, 3 * TILE), room(3 * TILE)
     rows[TILE + 3 :: 5] *= 60
     expected = log_joint(rows, parameters)
-    assert (expected.max(axis=1) < LEAST_EXPONENT[np.dtype("f8")]).any()
+    assert (expected.max(axis=1) < MIN_EXPONENT[np.dtype("f8")]).any()
     plan = planned(parameters)
     assert tiled(plan)
     found = absorber(plan, len(rows), compiled=True).accumulate(rows, None, seen)
@@ -333,19 +333,19 @@ def test_a_kernel_goes_on_with_the_memory_of_one_that_is_finished(covariance_typ
     held = (lambda kernel: kernel.tiling) if compiled else (lambda kernel: kernel)
     n = 500 if compiled else 300
     for before in (np.full((n, d), np.inf), np.full((n, d), 1e149), rows_near(parameters, 290) * 60):
-        first, beside = kernels.made(n), Kernels(kernels.plan, compiled=compiled).made(300)
+        first, beside = kernels.acquire(n), Kernels(kernels.plan, compiled=compiled).acquire(300)
         with np.errstate(over="ignore"):
             first.accumulate(before)
-            kernels.finished(first)
-        again = kernels.made(290)
+            kernels.release(first)
+        again = kernels.acquire(290)
         assert held(again) is held(first)
-        assert held(kernels.made(300)) is not held(first)
+        assert held(kernels.acquire(300)) is not held(first)
         for part in (rows[:3], rows[:290], rows[280:]):
             found, expected = again.accumulate(part), beside.accumulate(part)
             assert np.array_equal(found.log_likelihoods, expected.log_likelihoods)
-        found = kernels.plan.statistics(kernels.finished(again))
+        found = kernels.plan.statistics(kernels.release(again))
         assert np.array_equal(found.scatter, summed(beside).scatter)
-        assert compiled or kernels.made(500) is not first
+        assert compiled or kernels.acquire(500) is not first
 
 
 def test_kernels_travel_without_tiles_and_copies_share_those_of_a_process():
@@ -355,11 +355,11 @@ def test_kernels_travel_without_tiles_and_copies_share_those_of_a_process():
     assert len(travelled) < len(pickle.dumps(kernels.plan)) + 300
     one, two = pickle.loads(travelled), pickle.loads(travelled)
     assert one.by_tiles
-    kernel = one.made(100)
+    kernel = one.acquire(100)
     tiling = weakref.ref(kernel.tiling)
-    one.finished(kernel)
+    one.release(kernel)
     del kernel
-    assert two.made(100).tiling is tiling()
+    assert two.acquire(100).tiling is tiling()
     del kernels, one, two
     assert tiling() is None
 
@@ -371,9 +371,9 @@ def test_threads_have_tiles_of_their_own():
     chunks = [rows_near(parameters, 300, seed=seed) for seed in range(40)]
 
     def scatter(rows):
-        kernel = kernels.made(len(rows))
+        kernel = kernels.acquire(len(rows))
         kernel.accumulate(rows)
-        return kernels.plan.statistics(kernels.finished(kernel)).scatter
+        return kernels.plan.statistics(kernels.release(kernel)).scatter
 
     expected = [scatter(rows) for rows in chunks]
     with ThreadPoolExecutor(4) as pool:
@@ -468,7 +468,7 @@ def spoil(buffers, d):
     for name, buffer in buffers._asdict().items():
         if isinstance(buffer, tuple):
             spoil(buffer, d)
-        elif name not in ("features", "differences", "coordinates", "counts", "totals", "present"):
+        elif name not in ("features", "differences", "coordinates", "counts", "totals", "n_significant"):
             buffer[..., : d if name == "groups" else None] = np.nan
 
 
