@@ -367,11 +367,11 @@ class ChunkLoader:
         self,
         chunk_range: ChunkRange,
         samples: Samples,
-        level: int,
+        sample_index: int,
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> tuple[LoadedChunk, Ints]:
-        """Return the rows of sample number ``level``, from the cache if they are in it, and their positions.
+        """Return the rows of sample number ``sample_index``, from the cache if they are in it, and their positions.
 
         Otherwise the chunk is loaded, and its rows of this sample and the larger ones are cached. Rows of
         smaller samples are removed: a run goes from each sample to the next larger one.
@@ -379,16 +379,16 @@ class ChunkLoader:
         nothing = np.arange(0)
         cached_and_bytes = None
         if self.sampled is not None:
-            self.drop_samples(chunk_range.chunk, samples.names[:level])
-            cached_and_bytes = self.sampled.find(chunk_range.chunk, nothing, samples.names[level])
+            self.drop_samples(chunk_range.chunk, samples.names[:sample_index])
+            cached_and_bytes = self.sampled.find(chunk_range.chunk, nothing, samples.names[sample_index])
         if cached_and_bytes is None:
             loaded = self.load(chunk_range, row_blocks, weight_blocks)
             inside = samples.positions(chunk_range, loaded.positions())
             if self.sampled is not None:
-                for number in range(level, len(inside)):
+                for number in range(sample_index, len(inside)):
                     copied = loaded.copied_rows(inside[number])
                     self.sampled.keep(chunk_range.chunk, copied, samples.names[number])
-            return loaded, inside[level]
+            return loaded, inside[sample_index]
         loaded = self._from_cache(chunk_range, *cached_and_bytes)
         return loaded, loaded.positions()
 

@@ -125,10 +125,10 @@ def fit(
         with first_unusable_row_named(problem), state_store.explained_errors():
             while not state.finished:
                 try:
-                    state = _with_run(parts, state)
-                    state = _after_run(parts, state)
+                    state = _begin_run(parts, state)
+                    state = _iterate_run(parts, state)
                 except SingularComponentError as error:
-                    state = _without_run(parts, state, error)
+                    state = _leave_out_run(parts, state, error)
                 new = [note for note in state_store.verifier.notes if note not in state.notes]
                 state = replace(state, notes=(*state.notes, *new))
                 state_store.save(state, commit=True)
@@ -184,7 +184,7 @@ def _without_small_samples(settings: EmSettings, problem: Problem) -> EmSettings
     return replace(settings, acceleration=replace(acceleration, samples=samples))
 
 
-def _with_run(fit: _Fit, state: FitState) -> FitState:
+def _begin_run(fit: _Fit, state: FitState) -> FitState:
     """Return the state with a current run; a new run has its Θ₀, which is committed."""
     if state.current is not None:
         return state
@@ -230,7 +230,7 @@ def _starting_parameters(
     return starting_parameters(problem, settings.given, statistics, settings.reg_covar)
 
 
-def _after_run(fit: _Fit, state: FitState) -> FitState:
+def _iterate_run(fit: _Fit, state: FitState) -> FitState:
     """Iterate the current run until it ends; return the state before the next run, or the finished one."""
     assert state.current is not None
     state_store = fit.state_store
@@ -287,7 +287,7 @@ def _better_start(run: RunState, best: RunState | None, rounding: float) -> RunS
     return replace(run, bound=bound if math.isfinite(bound) else None)
 
 
-def _without_run(fit: _Fit, state: FitState, error: SingularComponentError) -> FitState:
+def _leave_out_run(fit: _Fit, state: FitState, error: SingularComponentError) -> FitState:
     """Return the state after a run that collapsed; raises ``error`` after the last run if all collapsed."""
     n_runs = len(fit.settings.seeds)
     if state.run == n_runs - 1 and state.best is None:

@@ -39,20 +39,22 @@ class DoubtfulColumns:
         constant = np.fmin.reduce(rows) == np.fmax.reduce(rows)
         alike = [int(j) for j in np.flatnonzero(~constant) if looks_like_id(rows[:, j], numbers)]
         if constant.any():
-            found = self._named(np.flatnonzero(constant))
-            self._warn(f"{found} the same value {seen}, which says nothing of components: leave it out.")
+            found = self._named(np.flatnonzero(constant), "is constant", "are constant")
+            self._warn(f"{found} {seen}. That cannot separate components: leave it out.")
         if alike:
+            found = self._named(alike, "holds", "hold")
             self._warn(
-                f"{self._named(alike)} whole numbers that all differ, or never fall from row to row, {seen}: "
-                "like an id or a counter. A mixture takes them for measurements. Leave out what is none."
+                f"{found} whole numbers that all differ, or never fall from row to row, {seen}, like an id or a "
+                "counter. A mixture takes them for measurements: leave out what is none."
             )
 
-    def _named(self, columns: Iterable[int]) -> str:
+    def _named(self, columns: Iterable[int], verb: str, plural: str) -> str:
+        """Return the columns, at most five of them by name, and the verb."""
         names = [f"{j}" if self.names is None else repr(one_line(self.names[j])) for j in columns]
         more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
         kind = "feature" if self.names is None else "column"
-        plural, verb = ("s", "have") if len(names) > 1 else ("", "has")
-        return f"{kind}{plural} {', '.join(names[:MOST_NAMED])}{more} {verb}"
+        ending, verb = ("s", plural) if len(names) > 1 else ("", verb)
+        return f"{kind}{ending} {', '.join(names[:MOST_NAMED])}{more} {verb}"
 
     def _warn(self, text: str) -> None:
         self.notes.append(text)
@@ -62,7 +64,7 @@ class DoubtfulColumns:
 def looks_like_id(values: Floats, numbers: Ints) -> bool:
     """Return whether a column of a sample (m,) holds whole numbers that all differ, or that never fall.
 
-    ``numbers`` are the row numbers. Two values, such as False and True, never count.
+    ``numbers`` are the row numbers. A column with two values, such as False and True, may be sorted.
     """
     if (values != np.floor(values)).any():
         return False

@@ -194,8 +194,8 @@ class Batch:
         return self.level, self.number
 
 
-def children(level: int, chunks: Sequence[int]) -> Iterator[Batch]:
-    """Yield the nodes of ``level`` above ``chunks`` (ascending)."""
+def nodes_at(level: int, chunks: Sequence[int]) -> Iterator[Batch]:
+    """Yield the nodes of a level that contain any of ``chunks`` (ascending)."""
     groups: dict[int, list[int]] = {}
     for chunk in chunks:
         groups.setdefault(chunk // FAN_IN**level, []).append(chunk)
@@ -317,7 +317,7 @@ class SharedWork(Generic[T]):
             return self._run(chunk, item, *blocks)
         if level == 1:
             return self.merge(map(self._run, items, items.values(), *map(repeat, blocks)))
-        below = list(children(level - 1, list(items)))
+        below = list(nodes_at(level - 1, list(items)))
         parts = (
             self._of_node(level - 1, {chunk: items[chunk] for chunk in child.chunks}, n_sources)
             for child in below
