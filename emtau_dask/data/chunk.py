@@ -371,7 +371,7 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> tuple[LoadedChunk, Ints]:
-        """Return the rows of sample number ``sample_index``, from the cache if they are in it, and their positions.
+        """Return the rows of a sample, by its number, from the cache if they are in it, and their positions.
 
         Otherwise the chunk is loaded, and its rows of this sample and the larger ones are cached. Rows of
         smaller samples are removed: a run goes from each sample to the next larger one.
