@@ -44,8 +44,8 @@ class DoubtfulColumns:
         if alike:
             found = self._named(alike, "holds", "hold")
             self._warn(
-                f"{found} whole numbers that all differ, or never fall from row to row, {seen}, like an id or "
-                "a counter. A mixture takes them for measurements: leave out what is none."
+                f"{found} whole numbers that all differ, or never fall from row to row, {seen}, like an id "
+                "or a counter. A mixture takes them for measurements: leave out what is none."
             )
 
     def _named(self, columns: Iterable[int], verb: str, plural: str) -> str:
