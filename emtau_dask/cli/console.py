@@ -60,7 +60,7 @@ def console_on(stream: TextIO) -> Console:
 def text_table(title: str, lines: Mapping[str, str]) -> Table:
     """Return a table of names and texts, for a console without markup."""
     table = Table(title=title, show_header=False)
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in lines.items():
         table.add_row(name, text)

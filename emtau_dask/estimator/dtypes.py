@@ -106,8 +106,8 @@ def _check_array(array: Any, what: str) -> None:
         if not _is_number(value):
             where = f"row {place[0]}" + (f", column {place[1]}" if len(place) > 1 else "")
             raise InvalidDtypeError(
-                f"{what} has {short(value)} in {where}: argument must be a real number, not a string, date "
-                "or object. Remove or convert it."
+                f"{what} has {short(value)} in {where}: argument must be no string, date or "
+                "object, but a real number. Remove or convert it."
             )
 
 

@@ -197,7 +197,7 @@ class TestFailures:
 
         without = fit(stored, Tenth(), cache=0)
         with monkeypatch.context() as patch:
-            patch.setattr(rowcache._File, "write", full)
+            patch.setattr(rowcache._CachedFile, "write", full)
             found = fit(stored, Tenth(), cache=1)
         assert_same_bits(found, without)
         assert bytes_of(found) == bytes_of(without)

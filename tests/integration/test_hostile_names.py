@@ -186,7 +186,8 @@ def test_in_python_names_stay_names_and_are_shown_as_text(origin, loaded):
     assert GaussianMixture.load("again.zarr").feature_names_in_.tolist() == NAMES
     assert model.condition({NAMES[1]: 0.5}).feature_names_in_.tolist() == [NAMES[0], NAMES[2]]
     summary = str(model.summary())
-    assert "features: a\\x1b]0;x\\x07\\x7f, \\x9b2J\\u202e, \\u2066z\\nb\\x85" in summary
+    for text in ("a\\x1b]0;x\\x07\\x7f", "\\x9b2J\\u202e", "\\u2066z\\nb\\x85"):
+        assert text in summary
     shown = model.summary()
     for text in (summary, repr(shown), shown._repr_html_(), repr(model), repr(model.history_)):
         assert obeyed(text) == []

@@ -462,7 +462,8 @@ class TestAdvice:
 
     def test_rows_that_are_equal_get_another_regularisation(self):
         with pytest.raises(
-            SingularComponentError, match=r"increase reg_covar.*can resolve at 3, where its rows are"
+            SingularComponentError,
+            match=r"increase reg_covar.*resolution of float64 at 3, where its rows are",
         ):
             GaussianMixture(1, reg_covar=0).fit(np.full((50, 1), 3.0))
 

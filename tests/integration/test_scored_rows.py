@@ -80,7 +80,7 @@ def test_what_goes_by_tiles_is_a_function_of_its_size(model, monkeypatch):
     assert kernels_to_score(None, model.parameters_, len(ROWS)).by_tiles
     assert not kernels_to_score(None, model.parameters_, len(ROWS) - 1).by_tiles
     assert not kernels_to_score(None, model.parameters_, np.nan).by_tiles
-    assert not kernels_to_score(None, model.parameters_, len(ROWS), missing=True).by_tiles
+    assert not kernels_to_score(None, model.parameters_, len(ROWS), missing="marginalise").by_tiles
 
 
 class Recorder(SilentObserver):

@@ -85,7 +85,7 @@ def test_a_fit_from_a_url_keeps_its_secrets_nowhere_and_is_resumed_with_them(hos
     assert "In place of … write the user, password or query" in refused.stderr
     pasted = emtau(*more, "--set", f"data.path=http://…@{host}/rows.npy?…")
     assert pasted.exit_code == 2
-    assert "write it out" in pasted.stderr
+    assert "write them out" in pasted.stderr
     resumed = emtau(*more, "--set", f"data.path={url}")
     assert resumed.exit_code == NOT_CONVERGED, resumed.stderr
     for each in (refused, pasted, resumed):
