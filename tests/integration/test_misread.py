@@ -757,7 +757,7 @@ class TestColumnsThatAreHardlyFeatures:
 
     def test_the_command_line_names_them_too(self):
         self.FEATURES.assign(trip_id=np.arange(self.N)).to_parquet("trips.parquet")
-        said = emtau("fit", "trips.parquet", "-k", 2, "-o", "out").stderr
+        said = emtau("fit", "trips.parquet", "-k", 2, "-o", "out").output
         assert said.count("emtau: warning: column 'trip_id' holds whole numbers") == 1
 
     def test_many_are_counted(self):
