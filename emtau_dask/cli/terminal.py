@@ -92,9 +92,10 @@ class ExitGroup(click.Group):
                 )
 
 
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line, without the line of code that Python adds."""
-    echo(f"emtau: warning: {message}", err=True)
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """Print a warning about data or numbers as one line; warnings about code are for its authors."""
+    if issubclass(category, (UserWarning, RuntimeWarning)):
+        echo(f"emtau: warning: {message}", err=True)
 
 
 def _message_of_foreign_error(error: Exception) -> str:
