@@ -94,7 +94,8 @@ class ExitGroup(click.Group):
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """Print a warning about data or numbers as one line; warnings about code are for its authors."""
-    if issubclass(category, (UserWarning, RuntimeWarning)):
+    about_code = issubclass(category, (DeprecationWarning, FutureWarning))  # Some are UserWarnings, too.
+    if issubclass(category, (UserWarning, RuntimeWarning)) and not about_code:
         echo(f"emtau: warning: {message}", err=True)
 
 

@@ -177,7 +177,7 @@ def test_an_interpreter_that_ends_is_not_blamed_on_data_or_checkpoint(how, where
     assert done.returncode == 0, done.stderr
     (said,) = done.stdout.splitlines()
     if said != "fitted":
-        assert said.startswith("ShutdownError: Python is shutting down, and begins no more work")
+        assert said.startswith("ShutdownError: Python is shutting down, and starts no more work")
         assert "thread.join()" in said
     if checkpoint and how == "while a thread fits":
         X = tmp_path / where if where else da.from_array(rows, chunks=(10, 2))
