@@ -1,4 +1,4 @@
-"""The forms in which labels and other results of rows are written: a zarr group, a table."""
+"""The forms in which labels and other results of rows are written: a zarr group, a cube, a table."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from emtau_dask.data.columns import KeptColumns, RowsInOrder, kept_columns
 from emtau_dask.data.cube_files import CubeWriter
 from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import has_columns
+from emtau_dask.em.predict import LABELS, inliers
 from emtau_dask.errors import ConfigError, EmtauError
 from emtau_dask.settings import DROP
 from emtau_dask.storage.locations import PARQUET, Place, kind_by_ending, place_text
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 ENDINGS = ".zarr, .parquet, .pq, .csv or .tsv"
 COLUMNS = {"labels": "label", "probabilities": "probability", "scores": "score", "outliers": "outlier"}
 """What tables call the results, whose names are those of the arrays in a group."""
-ABSENT = {"labels": -1, "outliers": 0}
+ABSENT = {"labels": LABELS.absent, "outliers": inliers(0.0).absent}
 """What rows have that are dropped; NaN where it is no integer."""
 _RESULT = re.compile(r"label|probability_\d+|score|outlier")
 
