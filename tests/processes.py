@@ -31,3 +31,16 @@ def free_port():
     """A port of this machine that nobody listens at."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+KILLED_IN_ITERATION_3 = """
+import os, signal, sys
+from emtau_dask.checkpoint.writer import CheckpointStateStore
+save = CheckpointStateStore.save
+def counted(self, state, *, commit):
+    save(self, state, commit=commit)
+    if state.current is not None and state.current.iteration == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+CheckpointStateStore.save = counted
+"""
+"""The beginning of a program whose fit with a checkpoint is killed once iteration 3 is saved."""

@@ -17,6 +17,7 @@ import xarray as xr
 import zarr
 from commands import emtau
 from oracles import starts
+from processes import KILLED_IN_ITERATION_3
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
@@ -336,20 +337,15 @@ class TestPredictions:
         np.testing.assert_array_equal(found.values, expected.values)
 
 
-KILLED = """
-import os, signal, sys
+KILLED = (
+    KILLED_IN_ITERATION_3
+    + """
 import xarray as xr
 from emtau_dask import GaussianMixture
-from emtau_dask.checkpoint.writer import CheckpointStateStore
-save = CheckpointStateStore.save
-def counted(self, state, *, commit):
-    save(self, state, commit=commit)
-    if state.current is not None and state.current.iteration == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-CheckpointStateStore.save = counted
 model = GaussianMixture(3, algorithm="em-tau", random_state=0, tol=1e-9, checkpoint=sys.argv[2])
 model.fit(xr.open_zarr(sys.argv[1]), features=["temperature", "salinity", "oxygen"])
 """
+)
 
 
 class TestResuming:

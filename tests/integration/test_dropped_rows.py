@@ -10,6 +10,7 @@ import pytest
 import zarr
 from commands import emtau
 from oracles import starts
+from processes import KILLED_IN_ITERATION_3
 from references import COVARIANCE_TYPES
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
@@ -235,20 +236,15 @@ class TestRefusals:
             mixture().fit(ROWS, sample_weight=INCOMPLETE.astype(float))
 
 
-KILLED = """
-import os, signal, sys
+KILLED = (
+    KILLED_IN_ITERATION_3
+    + """
 import zarr
 from emtau_dask import GaussianMixture
-from emtau_dask.checkpoint.writer import CheckpointStateStore
-save = CheckpointStateStore.save
-def counted(self, state, *, commit):
-    save(self, state, commit=commit)
-    if state.current is not None and state.current.iteration == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-CheckpointStateStore.save = counted
 settings = {"algorithm": "em-tau", "missing": "drop", "random_state": 0, "tol": 1e-9}
 GaussianMixture(3, **settings, checkpoint=sys.argv[2]).fit(sys.argv[1])
 """
+)
 
 
 @pytest.mark.kills
