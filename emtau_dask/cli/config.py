@@ -320,7 +320,7 @@ class ClusterSection(Section):
     threads: Count = 1
     """Threads in each worker process of ``processes``."""
     memory_limit: MemoryLimit = None
-    """Memory that each process may use, such as ``2GB``; a fit that is predicted to need more is refused."""
+    """Memory that each process may use, such as ``2GiB``; a fit that is predicted to need more is refused."""
     tls: TlsSection | None = None
     """For ``tls://``; by default dask's own configuration."""
 

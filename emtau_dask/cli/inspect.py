@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from rich.table import Table
 from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import CONFIG
 from emtau_dask.cli.console import text_table
+from emtau_dask.cli.select import RESULT, selection_table, table_of_values
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
@@ -24,7 +27,7 @@ from emtau_dask.estimator.resuming import open_saved
 from emtau_dask.estimator.summary import component_texts, gap_text, stop_text
 from emtau_dask.storage.commits import FORMAT, VERSION
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
-from emtau_dask.storage.urls import is_url
+from emtau_dask.storage.urls import is_url, plain_path
 from emtau_dask.storage.zarr_check import own_group
 
 LAST_ITERATIONS = 10
@@ -79,14 +82,20 @@ class Inspection:
 def inspect_place(place: str) -> Inspection:
     """Return the contents of a checkpoint or model at a path or URL, after verifying all of it.
 
+    In the folder of a run of `fit` or `select` that is its model, or else its checkpoint. With the model of a
+    selection comes the table of the candidates.
+
     Raises `CheckpointError` if every commit of a checkpoint is damaged, and `InvalidDataError` for a damaged
     model and for anything else, which the message names.
     """
+    folder, place = Path(plain_path(place)), _fit_in(place)
     kind = _kind(place)
     if kind == MODEL:
         model = GaussianMixture.load(place)
+        values, tables = _selection_in(folder)
         return Inspection(
-            _model_values(place, model), (_model_table(place, model), component_table(model, None))
+            _model_values(place, model) | values,
+            (*tables, _model_table(place, model), component_table(model, None)),
         )
     if kind is not None and kind != CHECKPOINT:
         raise InvalidDataError(
@@ -96,6 +105,31 @@ def inspect_place(place: str) -> Inspection:
     described = inspect_run(place)
     tables = (run_table(described), *([history_table(described)] if described["history"] else []))
     return Inspection(described, tables)
+
+
+def _fit_in(place: str) -> str:
+    """Return the model in the folder of a run, or else its only checkpoint; any other place as it is."""
+    if is_url(place) or kind_of(place) not in ("a folder", "a dataset"):
+        return place
+    kinds = {str(path): kind_of(str(path)) for path in sorted(Path(plain_path(place)).iterdir())}
+    for wanted in (MODEL, CHECKPOINT):
+        found = [path for path, kind in kinds.items() if kind == wanted]
+        if len(found) == 1:
+            return found[0]
+    return place
+
+
+def _selection_in(folder: Path) -> tuple[dict[str, Any], tuple[Table, ...]]:
+    """Return what ``select`` found, if the folder is one of its: values for JSON, and the candidates."""
+    path = folder / RESULT
+    if not path.is_file():
+        return {}, ()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        table = table_of_values(found)
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidDataError(f"{path} is not the table of a selection ({one_line(error)}).") from error
+    return {"selection": found}, (selection_table(table, f"candidates of the selection in {folder}"),)
 
 
 def _kind(place: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from emtau_dask.cli.inputs import Inputs
 from emtau_dask.cli.predict import LabelOptions, write_labels
 from emtau_dask.cli.report import report_of_fit
 from emtau_dask.cli.row_outputs import check_cube_name, form_at, form_of_cube
+from emtau_dask.cli.verbosity import watching
 from emtau_dask.cli.yaml import ENDINGS, to_yaml
 from emtau_dask.errors import ConfigError, EmtauError, masked_values
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.plot.drawing import check_matplotlib
-from emtau_dask.progress import watching
 from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.locations import paths_at
 from emtau_dask.storage.publishing import (
@@ -104,7 +103,7 @@ def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, r
                 model.save(str(private))
                 mark_as_of(private, run)
             continue
-        with watching(sys.stderr) as observer:
+        with watching() as observer:
             if name == "labels":
                 options = LabelOptions(config.output.probabilities, config.output.scores, overwrite)
                 cube, missing = inputs.cube, config.model.missing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +11,25 @@ from typing import Any
 from emtau_dask.cli.config import RunConfig
 from emtau_dask.cli.inputs import Inputs, open_inputs, open_rows_or_cube
 from emtau_dask.cli.resuming import portable, resumed_config
+from emtau_dask.cli.verbosity import watching
 from emtau_dask.cli.yaml import to_yaml
 from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import columns_of_fit
 from emtau_dask.data.source import Source
 from emtau_dask.em.history import FitObserver
-from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, features_named, masked_values
+from emtau_dask.errors import (
+    ConfigError,
+    EmtauError,
+    InvalidDataError,
+    counted,
+    features_named,
+    masked_values,
+)
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.resuming import mixture_in, open_saved
 from emtau_dask.estimator.row_sample import DrawnRows, drawn_rows
 from emtau_dask.plot.drawing import MAX_ROWS, check_matplotlib
 from emtau_dask.process import numerical_environment, software
-from emtau_dask.progress import watching
 from emtau_dask.report.content import Subject
 from emtau_dask.report.page import report_page
 from emtau_dask.storage.commits import holds_run
@@ -63,7 +69,7 @@ def run_report(
     refuse_existing_page(out, overwrite, inputs=read)
     check_writable(out)
     subject, config = _subject_at(place)
-    with watching(sys.stderr) as observer:
+    with watching() as observer:
         if data is not None:
             names = getattr(subject.model, "feature_names_in_", None)
             chosen = columns_of_fit(data, names) if columns is None else columns
@@ -199,7 +205,7 @@ def _with_notes(subject: Subject) -> Subject:
     """Return the subject with notes if its data have missing values, or other rows than the fit."""
     drawn, rows, notes = subject.drawn, subject.rows, list(subject.notes)
     if drawn is not None and rows and drawn.total != rows:
-        notes.append(f"The data that are shown have {drawn.total:,} rows; the fit had {rows:,}.")
+        notes.append(f"The data that are shown have {counted(drawn.total, 'row')}; the fit had {rows:,}.")
     if drawn is not None and drawn.imputed:
         notes.append(
             f"{drawn.imputed:.1%} of the values of the rows that are shown were missing. Their expected "

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, overload
 
 from emtau_dask.em.history import frame_of
-from emtau_dask.errors import html_table
+from emtau_dask.errors import counted, html_table, plain_table
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.selection.criteria import Score, SelectionSettings, expected_loss
 
-HEADINGS = ("K", "covariance", "p", "log-lik.", "BIC", "AIC", "ICL", "held out", "")
+HEADINGS = ("K", "covariance", "p", "log-lik./row", "BIC", "AIC", "ICL", "held out", "")
 """Headings of the columns of `CandidateRecord.cells`."""
 
 
@@ -27,13 +27,14 @@ class CandidateRecord:
     parameters : int
         p, the free parameters.
     log_likelihood : float
-        Of all rows; nats per row. NaN, as all other values, for a candidate that could not be fitted.
+        Per row, of all rows. NaN, as all other values, for a candidate that could not be fitted.
     bic, aic, icl : float
         In scikit-learn's scale: lower is better. The penalties count all N rows.
     held_out : float
-        Log-likelihood of the rows outside the sample; nats per row. NaN in the table of fits to all rows.
+        Log-likelihood per row of the rows outside the sample. NaN in the table of fits to all rows.
     expected_loss : float
-        By how much the sample's fit is expected to be below a fit to all rows; nats per row.
+        By how much the log-likelihood per row of the sample's fit is expected to be below that of a fit to
+        all rows.
     converged : bool
         Whether the fit stopped by tol.
     seconds : float
@@ -117,10 +118,11 @@ class SelectionTable(Sequence[CandidateRecord]):
         if not self.records:
             return "SelectionTable(0 candidates)"
         best = self.records[self.best]
-        count = f"{len(self)} candidate{'' if len(self) == 1 else 's'}"
-        return (
-            f"SelectionTable({count}, best by {self.criterion}: {best.n_components} {best.covariance_type})"
-        )
+        count, chosen = counted(len(self), "candidate"), f"K = {best.n_components} ({best.covariance_type})"
+        return f"SelectionTable({count}, best by {self.criterion}: {chosen})"
+
+    def __str__(self) -> str:
+        return plain_table(repr(self), (*HEADINGS, ""), self._rows()) if self.records else repr(self)
 
     def to_frame(self) -> Any:
         """Return the records as a pandas DataFrame: a row for each candidate.
@@ -133,11 +135,13 @@ class SelectionTable(Sequence[CandidateRecord]):
         return frame_of(CandidateRecord, self.records, "table_")
 
     def _repr_html_(self) -> str:
-        rows = [
+        return html_table(repr(self), (*HEADINGS, ""), self._rows())
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
             (*record.cells, "best" if number == self.best else "")
             for number, record in enumerate(self.records)
         ]
-        return html_table(f"{self!r}", (*HEADINGS, ""), rows)
 
 
 @dataclass(frozen=True)
@@ -204,11 +208,10 @@ class ComponentSelection:
         return self.table_.criterion
 
     def __repr__(self) -> str:
-        return (
-            f"ComponentSelection({self.best_n_components_} components, {self.best_covariance_type_}, by "
-            f"{self.criterion_} of {len(self.table_)} candidates; {self.passes_.total:.3g} passes over "
-            f"{self.n_rows_:,} rows)"
-        )
+        chosen = f"{counted(self.best_n_components_, 'component')}, {self.best_covariance_type_}"
+        candidates = counted(len(self.table_), "candidate")
+        text = f"ComponentSelection({chosen}, by {self.criterion_} of {candidates}; "
+        return f"{text}{self.passes_.total:.3g} passes over {counted(self.n_rows_, 'row')})"
 
     def _repr_html_(self) -> str:
         return self.table_._repr_html_()
