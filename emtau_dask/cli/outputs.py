@@ -119,7 +119,8 @@ def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, r
 def result_values(result: RunResult) -> dict[str, Any]:
     """Return a result as values for JSON; a value that is unknown or was not written is None.
 
-    ``lower_bound`` and ``gap`` are in nats per row, ``work`` in passes over the rows.
+    ``lower_bound`` (the log-likelihood) and ``gap`` (what could still be gained) are nats per row, ``work``
+    passes over the rows.
     """
     model, outputs = result.model, result.outputs
     rows, features = result.inputs.rows.shape

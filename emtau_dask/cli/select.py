@@ -181,10 +181,11 @@ def _fit_values(run: RunResult) -> dict[str, Any]:
 
 def table_of_values(values: Mapping[str, Any]) -> SelectionTable:
     """Return the candidates from values that `selection_values` returned."""
-    records = tuple(
-        CandidateRecord(**{name: math.nan if value is None else value for name, value in each.items()})
+    known: list[dict[str, Any]] = [
+        {name: math.nan if value is None else value for name, value in each.items()}
         for each in values["candidates"]
-    )
+    ]
+    records = tuple(CandidateRecord(**each) for each in known)
     chosen = values["n_components"], values["covariance_type"]
     best = [(record.n_components, record.covariance_type) for record in records].index(chosen)
     return SelectionTable(records, values["criterion"], best)

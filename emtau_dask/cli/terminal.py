@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from emtau_dask.cli.streams import open_standard_streams
+from emtau_dask.cli.verbosity import QUIET, verbosity
 from emtau_dask.errors import ConfigError, EmtauError, one_line, shown
 from emtau_dask.interrupts import handler_of_signals
 
@@ -227,7 +228,7 @@ def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None
 
     if as_json:
         echo_json(result_values(result))
-    else:
+    elif verbosity() != QUIET:
         _print_tables(result)
     if result.model.stop_reason_ == "max-iter":
         echo(f"emtau: {_not_converged(result)}", err=True)

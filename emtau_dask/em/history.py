@@ -31,8 +31,8 @@ class IterationRecord:
     iteration : int
         1-based.
     lower_bound : float
-        After its E-step, before its M-step; nats per (weighted) row. In a pass over a sample it is that of
-        the sample; if active rows have sampling weights, it is an estimate.
+        Log-likelihood per (weighted) row in nats, after its E-step, before its M-step. In a pass over a
+        sample it is that of the sample; if active rows have sampling weights, it is an estimate.
     active_rows : int
         Rows scored, those of samples and starts included; more than all rows if some are scored twice, or
         if a gap is measured.
@@ -93,8 +93,8 @@ def frame_of(kind: type, records: Sequence[Any], called: str) -> Any:
         import pandas as pd
     except ImportError as error:
         raise MissingPackageError(
-            f"{called}.to_frame() needs pandas: pip install pandas. Without it the records are those of "
-            f"list({called})."
+            f"{called}.to_frame() needs pandas: pip install pandas. Without it print({called}) shows them, "
+            f"and list({called}) are the records."
         ) from error
     names = [field.name for field in fields(kind)]
     return pd.DataFrame({name: [getattr(record, name) for record in records] for name in names})
