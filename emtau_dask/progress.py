@@ -211,8 +211,9 @@ class TerminalLine(Display):
         from rich.live import Live
 
         super().start(progress)
+        self._console = Console(file=self._out)
         self._live = Live(
-            console=Console(file=self._out),
+            console=self._console,
             get_renderable=self._render,
             refresh_per_second=8,
             transient=True,
@@ -228,7 +229,7 @@ class TerminalLine(Display):
 
     def note(self, text: str) -> None:
         """Print a remark above the line."""
-        self._live.console.print(shown(text), markup=False, highlight=False)
+        self._console.print(shown(text), markup=False, highlight=False)
 
     def stop(self) -> None:
         """Remove the line."""
@@ -242,7 +243,7 @@ class TerminalLine(Display):
         bar = ("━" * full, "cyan"), ("─" * (BAR - full), "dim")
         line = Text.assemble((stage, "bold"), "  ", *bar, no_wrap=True, overflow="ellipsis")
         for text in texts:
-            if line.cell_len + 2 + len(text) > self._live.console.width:
+            if line.cell_len + 2 + len(text) > self._console.width:
                 break
             line.append(f"  {text}")
         return line

@@ -248,7 +248,8 @@ class ModelSection(Section):
     """Added to the diagonal of each covariance."""
     n_init: Annotated[int | str, _setting("n_init")] = Settings.n_init
     """Number of starts, of which the one with the highest log-likelihood is kept. ``auto`` is 1, but with
-    the algorithm ``auto`` 8 or 16 if the fit begins on a sample, 3 if that has few rows for each parameter."""
+    the algorithm ``auto`` 8 or 16 if the fit begins on a sample, 3 if that has few rows for each
+    parameter."""
     init_params: Annotated[str, _setting("init_params")] = Settings.init_params
     """How the starts are computed."""
     init: InitSection | None = None

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import CONFIG
+from emtau_dask.cli.candidates import RESULT, selection_table, table_of_values
 from emtau_dask.cli.console import text_table
-from emtau_dask.cli.select import RESULT, selection_table, table_of_values
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown

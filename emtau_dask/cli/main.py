@@ -41,9 +41,10 @@ from emtau_dask.cli.terminal import (
     echo_json,
     remember,
     remember_resume,
+    say,
     show_result,
 )
-from emtau_dask.cli.verbosity import QUIET, say, verbosity, watching
+from emtau_dask.cli.verbosity import QUIET, verbosity, watching
 from emtau_dask.errors import ConfigError, counted
 
 WITHOUT_CHECKPOINT = (

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from emtau_dask.cli.candidates import CRITERIA, RESULT, candidate_values, selection_table
 from emtau_dask.cli.cluster import computing
 from emtau_dask.cli.config import RunConfig, checked_config, estimator_of
 from emtau_dask.cli.fit import inputs_within_memory
@@ -28,11 +27,11 @@ from emtau_dask.estimator.inputs import BY_DEFAULT
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
 from emtau_dask.selection.criteria import SelectionSettings, checked_settings
 from emtau_dask.selection.select import select
-from emtau_dask.selection.table import CandidateRecord, ComponentSelection, SelectionTable
+from emtau_dask.selection.table import ComponentSelection
 from emtau_dask.storage.urls import suffix_of
 
-FOLDER, RESULT = "selection", "selection.json"
-"""Names in the folder of the results: of the selection's checkpoint, and of its table."""
+FOLDER = "selection"
+"""Name of the selection's checkpoint in the folder of the results."""
 REFUSED = {
     "model.n_components": "give --components",
     "model.covariance_type": "give --covariance",
@@ -168,8 +167,8 @@ def selection_values(result: SelectionResult) -> dict[str, Any]:
         "sample_rows": selection.sample_rows_,
         "passes": {"sample": passes.sample, "scoring": passes.scoring, "fits": passes.fits},
         "converged": bool(best.converged_),
-        "candidates": list(map(_plain, selection.table_)),
-        "finalists": list(map(_plain, selection.finalists_)),
+        "candidates": list(map(candidate_values, selection.table_)),
+        "finalists": list(map(candidate_values, selection.finalists_)),
         "fit": _fit_values(result.run),
     }
 
@@ -177,26 +176,6 @@ def selection_values(result: SelectionResult) -> dict[str, Any]:
 def _fit_values(run: RunResult) -> dict[str, Any]:
     """Return the values of the fit to all rows without K, since the config has that of the largest one."""
     return {name: value for name, value in result_values(run).items() if name != "components"}
-
-
-def table_of_values(values: Mapping[str, Any]) -> SelectionTable:
-    """Return the candidates from values that `selection_values` returned."""
-    known: list[dict[str, Any]] = [
-        {name: math.nan if value is None else value for name, value in each.items()}
-        for each in values["candidates"]
-    ]
-    records = tuple(CandidateRecord(**each) for each in known)
-    chosen = values["n_components"], values["covariance_type"]
-    best = [(record.n_components, record.covariance_type) for record in records].index(chosen)
-    return SelectionTable(records, values["criterion"], best)
-
-
-def _plain(record: CandidateRecord) -> dict[str, Any]:
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
 
 
 def print_selection(result: SelectionResult, console: Console) -> None:
@@ -215,47 +194,10 @@ def print_selection(result: SelectionResult, console: Console) -> None:
         echo(line)
 
 
-COLUMNS = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
-
-
-def selection_table(table: SelectionTable, title: str) -> Table:
-    """Return a table of candidates, ``*`` at the best; criteria are differences from the lowest."""
-    result_table = Table(title=title, box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
-    result_table.add_column("")
-    for heading in (
-        "K",
-        "type",
-        "p",
-        "log-lik./row",
-        *(f"+{name}" for name in COLUMNS.values()),
-        "held out",
-    ):
-        result_table.add_column(heading, justify="left" if heading == "type" else "right", no_wrap=True)
-    fitted = [record for record in table if math.isfinite(record.bic)]
-    least = {name: min((getattr(record, name) for record in fitted), default=0.0) for name in COLUMNS}
-    for number, record in enumerate(table):
-        mark = "*" if number == table.best else "!" if record.reason else ""
-        shape = str(record.n_components), record.covariance_type, f"{record.parameters:,}"
-        values = ["-"] * (len(COLUMNS) + 2)
-        if math.isfinite(record.bic):
-            above = (_above(getattr(record, name) - least[name]) for name in COLUMNS)
-            held_out = f"{record.held_out:.6g}" if math.isfinite(record.held_out) else "-"
-            values = [f"{record.log_likelihood:.6g}", *above, held_out]
-        result_table.add_row(mark, *shape, *values)
-    return result_table
-
-
-def _above(value: float) -> str:
-    """Return a difference of criteria in at most nine characters."""
-    if value < 1000:
-        return f"{value:.4g}"
-    return f"{value:,.0f}" if value < 1e7 else f"{value:.2e}"
-
-
 def selection_lines(selection: ComponentSelection) -> list[str]:
     """Return the result of a selection in sentences."""
     passes = selection.passes_
-    name = COLUMNS.get(selection.criterion_, "the likelihood of held-out rows")
+    name = CRITERIA.get(selection.criterion_, "the likelihood of held-out rows")
     lines = [
         f"best by {name}: {counted(selection.best_n_components_, 'component')}, "
         f"{selection.best_covariance_type_} covariance",

@@ -47,6 +47,12 @@ def echo(text: str, *, err: bool = False) -> None:
     click.echo(one_line(text), err=err)
 
 
+def say(text: str) -> None:
+    """Print a line of a summary, unless the command is to be quiet."""
+    if verbosity() != QUIET:
+        echo(text)
+
+
 def echo_json(values: Any) -> None:
     """Print values as one JSON document."""
     # JSON does not escape DEL, a control character of terminals.

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emtau_dask.errors import one_line
-
 if TYPE_CHECKING:
     from emtau_dask.em.history import FitObserver
 
@@ -38,12 +36,6 @@ def verbosity() -> int:
     ctx = click.get_current_context(silent=True)
     level: int = USUAL if ctx is None else ctx.find_root().meta.get(_VERBOSITY, USUAL)
     return level
-
-
-def say(text: str) -> None:
-    """Print a line of a summary, unless there is to be none."""
-    if verbosity() != QUIET:
-        click.echo(one_line(text))
 
 
 def watching() -> AbstractContextManager[FitObserver]:

@@ -15,10 +15,11 @@ import zarr
 from commands import emtau
 
 from emtau_dask import ConfigError, GaussianMixture, select_components
+from emtau_dask.cli.candidates import selection_table
 from emtau_dask.cli.console import console_on
 from emtau_dask.cli.main import CRITERIA, SHARED
 from emtau_dask.cli.options import OPTIONS
-from emtau_dask.cli.select import numbers_of, selection_table
+from emtau_dask.cli.select import numbers_of
 from emtau_dask.selection import CandidateRecord, SelectionTable
 from emtau_dask.selection.criteria import CRITERIA as KNOWN
 
