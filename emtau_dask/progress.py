@@ -62,7 +62,6 @@ class Progress:
         with self._lock:
             self._part, self._stage, self._chunks, self._done = name, "", 0, 0
             self._record, self._iterations, self._part_began = None, 0, self._clock()
-        self._display.draw()
 
     def stage(self, name: str, chunks: int) -> None:
         """Begin a pass; its line is its name. An iteration has its line at its end."""
@@ -122,8 +121,10 @@ class Progress:
         with self._lock:
             share = min(self._done / self._chunks, 1.0) if self._chunks else 0.0
             where, within = (self._part, self._stage) if self._part else (self._stage, "")
-            texts = [f"stopped in {where}" if self._stopped else where, _clock_time(self.seconds)]
-            texts += filter(None, [_log_likelihood(self._record, 6), within, _still_to_gain(self._record)])
+            if self._stopped:
+                where, within = f"stopped in {', '.join(filter(None, (where, within)))}", ""
+            of_fit = _log_likelihood(self._record, 6), within, _still_to_gain(self._record)
+            texts = [where, _clock_time(self.seconds), *filter(None, of_fit)]
             if self._chunks:
                 texts.append(f"{share:.0%} of {counted(self._chunks, 'chunk')}")
             if 0.0 < share < 1.0 and not self._stopped and not self._part:
@@ -134,13 +135,13 @@ class Progress:
         return share, texts
 
     def _end_part(self) -> None:
-        """Give the part that ends its line, if it had iterations."""
-        if self._part and self._record is not None:
+        """Give the part that ends its line, once, if it had iterations."""
+        if self._part and self._record is not None and self._iterations:
             likelihood, took = _log_likelihood(self._record, 7), self._clock() - self._part_began
             iterations = counted(self._iterations, "iteration")
             time_taken = f"{took:.2g} s" if took < 60 else _clock_time(took)
             self._line(logging.INFO, f"{self._part}: {likelihood}, {iterations}, {time_taken}")
-        self._part = ""
+            self._iterations = 0
 
     def _line(self, level: int, text: str, *, detail: bool = False) -> None:
         LOG.log(level, "%s", one_line(text))

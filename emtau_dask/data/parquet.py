@@ -211,8 +211,8 @@ def _features(
     text = [name for name, dtype in partitions.items() if dtype is None and name not in schema.names]
     if text:
         warn_user(
-            f"the names of the folders of {place} give, besides whole numbers of 32 bits, "
-            f"{', '.join(map(repr, text))}; such columns are left out."
+            f"the names of the folders of {place} give {counted(len(text), 'column')} that "
+            f"are not whole numbers of 32 bits and are left out: {', '.join(map(repr, text))}."
         )
     for name in numbers:
         if len({dict(part.partition).get(name) for part in parts}) == 1:

@@ -276,7 +276,9 @@ def _with_differences(saved: SavedFit, state: FitState, now: dict[str, str]) -> 
             for name in {**then, **now}
             if then.get(name) != now.get(name)
         )
-        note = f"resumed in another environment ({changes}): the last digits may differ from an undisturbed run's."
+        note = (
+            f"resumed in another environment ({changes}): the last digits may differ from an unbroken run's."
+        )
         warn_user(note)
         notes.append(note)
     return replace(state, notes=(*state.notes, *notes))

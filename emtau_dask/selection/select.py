@@ -16,7 +16,14 @@ from emtau_dask.em.fit import FitSources, open_context
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.problem import Problem, make_problem
 from emtau_dask.em.settings import policy_before_data
-from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named, shown, shutdown_named
+from emtau_dask.errors import (
+    InvalidDataError,
+    SingularComponentError,
+    counted,
+    features_named,
+    shown,
+    shutdown_named,
+)
 from emtau_dask.estimator.fitting import fit_session
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import FeatureChoice, Seeds
@@ -303,7 +310,7 @@ def _compute(
     if not finals:
         first = next(each for each in settings.candidates if each.name in reasons)
         raise InvalidDataError(
-            f"no candidate of {len(settings.candidates)} could be fitted. {first}: "
+            f"none of {counted(len(settings.candidates), 'candidate')} could be fitted. {first}: "
             f"{reasons[first.name]} Give fewer components, another covariance type, or an estimator with a "
             "larger reg_covar."
         )

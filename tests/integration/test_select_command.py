@@ -57,8 +57,13 @@ def test_it_finds_what_python_finds(place):
         for name in theirs.keys() - {"seconds"}:
             value = getattr(ours, name)
             assert theirs[name] == (pytest.approx(value, rel=1e-10) if isinstance(value, float) else value)
-    assert values["fit"] is None
-    assert sorted(path.name for path in place.iterdir()) == ["m.zarr"]
+    assert values["fit"]["model"] == "runs/m/model.zarr"
+    assert sorted(path.name for path in (place / "runs" / "m").iterdir()) == [
+        "labels.zarr",
+        "model.zarr",
+        "selection",
+        "selection.json",
+    ]
 
 
 def test_its_results_are_a_model_labels_and_a_table(place):
@@ -73,9 +78,10 @@ def test_its_results_are_a_model_labels_and_a_table(place):
     assert values["passes"]["sample"] == values["passes"]["scoring"] == 1
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
     assert result.stdout.isascii()
-    assert "best by BIC: 3 components, full" in result.stdout
+    assert "best by BIC: 3 components, full covariance" in result.stdout
     assert "passes over 600 rows: 1 for the sample, 1 for scores, " in result.stdout
     assert "table saved in out/selection.json" in result.stdout
+    assert "next: emtau inspect out, or emtau predict out DATA OUT.zarr" in result.stdout
     predicted = emtau("predict", "out", "m.zarr", "again.zarr")
     assert predicted.exit_code == 0, predicted.output
 
@@ -107,20 +113,18 @@ def test_the_same_command_goes_on_and_another_is_refused(place):
     assert "candidates is" in line
     replaced = selected("m.zarr", "--components", "2:3", "-o", "out", "--overwrite")
     assert "best by BIC: 3" in replaced.stdout
-    assert "the largest number that was tried" in replaced.stdout
+    assert "the largest number that was tried; try larger ones, too: -k 3:6" in replaced.stdout
 
 
-@pytest.mark.parametrize("written", [True, False])
-def test_what_is_done_may_be_kept_behind_a_url(place, written, monkeypatch):
+def test_what_is_done_may_be_kept_behind_a_url(place, monkeypatch):
     url = f"memory://{uuid.uuid4().hex}/chosen"
-    options = ("m.zarr", "--components", "2:3", "--set", f"checkpoint.path={url}")
-    options += ("-o", "out") if written else ()
+    options = ("m.zarr", "--components", "2:3", "--checkpoint", url, "-o", "out")
     first = selected(*options)
     files = fsspec.filesystem("memory")
     kept = {path: files.modified(path) for path in files.find(url)}
     runs = {f"candidates/full-{number}.zarr/zarr.json" for number in (2, 3)}
     assert {path.partition("chosen/")[2] for path in kept} >= {"selection.json", *runs}
-    assert sorted(each.name for each in place.iterdir()) == ["m.zarr", *(["out"] if written else [])]
+    assert sorted(each.name for each in place.iterdir()) == ["m.zarr", "out"]
     assert not (place / "out" / "selection").exists()
     again = selected(*options)
     assert "emtau: warning: " in again.stderr
@@ -207,7 +211,9 @@ def test_no_other_texts_are_numbers(text):
         numbers_of(text)
 
 
-@pytest.mark.parametrize(("options", "said"), [((), "without -o FOLDER"), (("-o", "out"), "done is in out.")])
+@pytest.mark.parametrize(
+    ("options", "said"), [((), "done is in runs/m."), (("-o", "out"), "done is in out.")]
+)
 def test_an_interrupt_says_how_it_goes_on(options, said, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -226,7 +232,7 @@ def test_a_candidate_that_collapses_is_named():
     X[:40] += np.random.default_rng(0).normal(size=(40, 2))
     np.save("c.npy", X)
     result = selected("c.npy", "--components", "1:2", "--set", "model.reg_covar=0")
-    assert "could not be fitted: 2 full. The first: Fitting the mixture model failed" in result.stdout
+    assert "could not be fitted: K = 2 (full). The first: Fitting the mixture model failed" in result.stdout
     found = selected("c.npy", "--components", "1:2", "--set", "model.reg_covar=0", "--json")
     values = json.loads(found.stdout)
     assert values["candidates"][1]["bic"] is None

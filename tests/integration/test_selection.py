@@ -235,7 +235,7 @@ def test_a_candidate_that_collapses_has_its_reason_and_is_never_chosen():
 
 def test_where_none_can_be_fitted_the_error_says_so():
     with pytest.raises(
-        InvalidDataError, match=r"none of the 2 candidates could be fitted\. 1 full: .*reg_covar"
+        InvalidDataError, match=r"none of 2 candidates could be fitted\. K = 1 \(full\): .*reg_covar"
     ):
         chosen(np.ones((50, 2)), [1, 2], estimator=GaussianMixture(reg_covar=0))
 
