@@ -139,8 +139,8 @@ class Progress:
         if self._part and self._record is not None and self._iterations:
             likelihood, took = _log_likelihood(self._record, 7), self._clock() - self._part_began
             iterations = counted(self._iterations, "iteration")
-            time_taken = f"{took:.2g} s" if took < 60 else _clock_time(took)
-            self._line(logging.INFO, f"{self._part}: {likelihood}, {iterations}, {time_taken}")
+            taken = "" if took < 1 else f", {took:.0f} s" if took < 60 else f", {_clock_time(took)}"
+            self._line(logging.INFO, f"{self._part}: {likelihood}, {iterations}{taken}")
             self._iterations = 0
 
     def _line(self, level: int, text: str, *, detail: bool = False) -> None:

@@ -59,7 +59,7 @@ _traceback = "Show the traceback of an error."
 _debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback
 )
-_version_option = click.version_option(None, "-V", "--version", package_name="emtau_dask")
+_version_option = click.version_option(None, "-V", "--version", package_name="emtau_dask", prog_name="emtau")
 
 
 def common_options(command: Command) -> Command:

@@ -70,7 +70,7 @@ def test_lines_tell_each_part_of_a_fit_that_was_iterated_once() -> None:
     observer.part("preparing")
     observer.stage("sample rows", 4)
     report_two_iterations(observer)
-    clock.now = 2.5
+    clock.now = 2.6
     observer.part("start 2 of 2")
     observer.iteration(RECORD, PARAMETERS)
     observer.iteration(replace(RECORD, iteration=2, lower_bound=-9.0, accepted=False), PARAMETERS)
@@ -79,7 +79,7 @@ def test_lines_tell_each_part_of_a_fit_that_was_iterated_once() -> None:
     observer.close(done=True)
     assert out.getvalue().splitlines() == [
         "chunk sizes were unknown",
-        "start 1 of 2: log-likelihood per row -2.25, 2 iterations, 2.5 s",
+        "start 1 of 2: log-likelihood per row -2.25, 2 iterations, 3 s",
         "start 2 of 2: log-likelihood per row -2.5, 2 iterations, 0:01:37",
     ]
 
