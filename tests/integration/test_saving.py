@@ -46,7 +46,7 @@ def test_a_full_disk(disk, room):
     assert str(path) in message
     assert os.strerror(number) in message
     if disk.real:
-        assert " MB free" in message
+        assert "iB free" in message
     assert list(disk.folder.iterdir()) == []
     large.save(path)
     assert_saved(path, large)
