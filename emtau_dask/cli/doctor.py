@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import click
 from packaging.requirements import Requirement
 
-from emtau_dask.cli.options import SummarisedCommand, common_options, json_option
-from emtau_dask.cli.terminal import FAILED, echo, echo_json
+from emtau_dask.cli.options import common_options, json_option
+from emtau_dask.cli.terminal import FAILED, SummarisedCommand, echo, echo_json
 from emtau_dask.errors import EmtauError, shown
 
 OWN = __name__.partition(".")[0]

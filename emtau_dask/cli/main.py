@@ -19,7 +19,6 @@ from emtau_dask.cli.options import (
     Command,
     FitOption,
     LocalPath,
-    SummarisedCommand,
     array_option,
     columns_option,
     common_options,
@@ -37,6 +36,7 @@ from emtau_dask.cli.options import (
 from emtau_dask.cli.terminal import (
     NOT_CONVERGED,
     ExitGroup,
+    SummarisedCommand,
     echo,
     echo_json,
     remember,
@@ -70,9 +70,6 @@ SHARED = (
 @common_options
 def dataset() -> None:
     """Write a dataset to a zarr group with the arrays X and labels."""
-
-
-dataset.command_class = SummarisedCommand
 
 
 def _size_option(name: str, default: int) -> Callable[[Command], Command]:
@@ -113,7 +110,7 @@ def _add_dataset(name: str, summary: str, options: Sequence[Callable[[Command], 
     for option in reversed(options):
         command = option(command)
     command = out_argument(_chunk_rows(overwrite_option()(common_options(command))))
-    dataset.command(name, help=summary)(command)
+    dataset.command(name, cls=SummarisedCommand, help=summary)(command)
 
 
 for _name, (_summary, _options) in DATASETS.items():
@@ -157,7 +154,6 @@ def main() -> None:
     """
 
 
-main.command_class = SummarisedCommand
 main.add_command(dataset)
 main.add_command(doctor)
 main.add_command(report)

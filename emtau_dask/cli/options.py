@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 
-class SummarisedCommand(click.Command):
-    """A command whose line in the list of commands is its first sentence, also if that is long."""
-
-    def get_short_help_str(self, limit: int = 0) -> str:
-        """Return the first sentence."""
-        return super().get_short_help_str(sys.maxsize)
-
-
 class LocalPath(click.Path):
     """A local path; a ``~`` that no shell has replaced becomes the home folder."""
 

@@ -59,8 +59,18 @@ def echo_json(values: Any) -> None:
     click.echo(json.dumps(values, indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
+class SummarisedCommand(click.Command):
+    """A command whose line in the list of commands is its first sentence, also if that is long."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the first sentence."""
+        return super().get_short_help_str(sys.maxsize)
+
+
 class ExitGroup(click.Group):
     """A group of commands that end with one line and an exit code, not with a traceback."""
+
+    command_class = SummarisedCommand
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command as the only work of this process, even if nobody reads its output.

@@ -247,8 +247,8 @@ def check_counts(rows: Source, weights: Source | None, n_components: int) -> Non
         raise _too_few_rows(n_components, n_rows, "")
     if weights is not None and weights.shape[0] != n_rows:
         raise InvalidDataError(
-            f"sample_weight has {counted(weights.shape[0], 'value')}, X has {counted(n_rows, 'row')}; give one "
-            "for each row."
+            f"sample_weight has {counted(weights.shape[0], 'value')}, X has {counted(n_rows, 'row')}; give "
+            "one for each row."
         )
 
 

@@ -97,6 +97,20 @@ def naive_scores(mixture, rows):
     return total, -np.where(r > 0, r * np.log(np.where(r > 0, r, 1)), 0).sum(axis=1)
 
 
+def test_verbose_says_which_candidate_is_fitted(capsys):
+    chosen(verbose=1)
+    lines = capsys.readouterr().out.splitlines()
+    for number, K in enumerate((2, 3, 4)):
+        assert lines[number].startswith(
+            f"K = {K} (full), candidate {number + 1} of 3: log-likelihood per row "
+        )
+    assert lines[3].startswith("K = 3 (full), all rows: log-likelihood per row ")
+    chosen()
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ConfigError, match="verbose is 'loud'"):
+        chosen(verbose="loud")
+
+
 def test_records_are_what_a_naive_computation_finds(stored, tmp_path):
     """Of the runs that the folder keeps, on all rows; held out are those whose number is hashed above."""
     found = chosen(str(stored), [2, 3], checkpoint=tmp_path / "c")
