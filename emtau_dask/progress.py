@@ -84,6 +84,7 @@ class Progress:
         """Remember an iteration, and log its line."""
         before, self._iterations = self._record, self._iterations + 1
         self._record = record if record.accepted else before or record
+        chunks = record.chunks_processed + record.chunks_skipped
         follows = before is not None and record.iteration == before.iteration + 1
         changed = f"changed by {record.lower_bound - before.lower_bound:+.2e}" if before and follows else ""
         texts = (
@@ -91,8 +92,8 @@ class Progress:
             changed,
             _still_to_gain(record),
             "" if record.accepted else "refused",
-            f"rows scored: {_passes(record):.3g} passes",
-            f"{record.chunks_processed:,} of {counted(_chunks(record), 'chunk')}",
+            f"rows scored: {record.active_rows / record.rows:.3g} passes",
+            f"{record.chunks_processed:,} of {counted(chunks, 'chunk')}",
             f"{record.seconds:.3g} s",
             _rate(record),
         )
@@ -331,10 +332,6 @@ def closed_after(observer: FitObserver) -> Iterator[FitObserver]:
         observer.close(done=done)
 
 
-def _chunks(record: IterationRecord) -> int:
-    return record.chunks_processed + record.chunks_skipped
-
-
 def _log_likelihood(record: IterationRecord | None, digits: int) -> str:
     return "" if record is None else f"log-likelihood per row {record.lower_bound:.{digits}g}"
 
@@ -342,11 +339,6 @@ def _log_likelihood(record: IterationRecord | None, digits: int) -> str:
 def _still_to_gain(record: IterationRecord | None) -> str:
     """Return how much a fit could still gain, for people; "" if there is no estimate."""
     return "" if record is None or math.isnan(record.gap) else f"could still gain {record.gap:.1e}"
-
-
-def _passes(record: IterationRecord) -> float:
-    """Return the rows that an iteration scored, in passes over the data."""
-    return record.active_rows / record.rows if record.rows else 0.0
 
 
 def _rate(record: IterationRecord) -> str:

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import CONFIG
-from emtau_dask.cli.candidates import RESULT, selection_table, table_of_values
 from emtau_dask.cli.console import text_table
+from emtau_dask.cli.outputs import SELECTION
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
@@ -25,6 +25,7 @@ from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.resuming import open_saved
 from emtau_dask.estimator.summary import component_texts, gap_text, stop_text
+from emtau_dask.selection.table import table_of_values
 from emtau_dask.storage.commits import FORMAT, VERSION
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
 from emtau_dask.storage.urls import is_url, plain_path
@@ -73,10 +74,10 @@ def fit_table(model: GaussianMixture, data: str, rows: int) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """The contents of a place: values for JSON, and tables for people."""
+    """The contents of a place: values for JSON, and texts and tables for people."""
 
     values: dict[str, Any]
-    tables: tuple[Table, ...]
+    tables: tuple[str | Table, ...]
 
 
 def inspect_place(place: str) -> Inspection:
@@ -92,19 +93,17 @@ def inspect_place(place: str) -> Inspection:
     kind = _kind(place)
     if kind == MODEL:
         model = GaussianMixture.load(place)
-        values, tables = _selection_in(folder)
-        return Inspection(
-            _model_values(place, model) | values,
-            (*tables, _model_table(place, model), component_table(model, None)),
-        )
+        values, texts = _selection_in(folder)
+        tables = _model_table(place, model), component_table(model, None)
+        return Inspection(_model_values(place, model) | values, (*texts, *tables))
     if kind is not None and kind != CHECKPOINT:
         raise InvalidDataError(
             f"{place} is {kind}, not a checkpoint or a model. Give the path of one; data.path in a config "
             "names rows to fit."
         )
     described = inspect_run(place)
-    tables = (run_table(described), *([history_table(described)] if described["history"] else []))
-    return Inspection(described, tables)
+    history = [history_table(described)] if described["history"] else []
+    return Inspection(described, (run_table(described), *history))
 
 
 def _fit_in(place: str) -> str:
@@ -119,9 +118,9 @@ def _fit_in(place: str) -> str:
     return place
 
 
-def _selection_in(folder: Path) -> tuple[dict[str, Any], tuple[Table, ...]]:
+def _selection_in(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what ``select`` found, if the folder is one of its: values for JSON, and the candidates."""
-    path = folder / RESULT
+    path = folder / SELECTION
     if not path.is_file():
         return {}, ()
     try:
@@ -129,7 +128,7 @@ def _selection_in(folder: Path) -> tuple[dict[str, Any], tuple[Table, ...]]:
         table = table_of_values(found)
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidDataError(f"{path} is not the table of a selection ({one_line(error)}).") from error
-    return {"selection": found}, (selection_table(table, f"candidates of the selection in {folder}"),)
+    return {"selection": found}, (table.text(f"candidates of the selection in {folder}"),)
 
 
 def _kind(place: str) -> str | None:

@@ -382,14 +382,13 @@ def select(
     rows. Its model, its labels and the table are written. The same command continues a selection that was
     killed, from what is kept in FOLDER/selection, or in PATH with --checkpoint.
     """
-    from emtau_dask.cli.console import console_on
     from emtau_dask.cli.select import (
         config_of_largest,
         numbers_of,
-        print_selection,
         run_selection,
         selection_values,
         settings_of,
+        summary_lines,
     )
 
     numbers = numbers_of(options.pop("components"))
@@ -402,7 +401,8 @@ def select(
     if as_json:
         echo_json(selection_values(result))
     elif verbosity() != QUIET:
-        print_selection(result, console_on(sys.stdout))
+        for line in summary_lines(result):
+            echo(line)
     if not result.selection.best_estimator_.converged_:
         echo("emtau: the fit to all rows stopped at max_iter without converging", err=True)
         ctx.exit(NOT_CONVERGED)

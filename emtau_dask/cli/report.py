@@ -17,14 +17,7 @@ from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import columns_of_fit
 from emtau_dask.data.source import Source
 from emtau_dask.em.history import FitObserver
-from emtau_dask.errors import (
-    ConfigError,
-    EmtauError,
-    InvalidDataError,
-    counted,
-    features_named,
-    masked_values,
-)
+from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, features_named, masked_values
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.resuming import mixture_in, open_saved
 from emtau_dask.estimator.row_sample import DrawnRows, drawn_rows
@@ -205,7 +198,7 @@ def _with_notes(subject: Subject) -> Subject:
     """Return the subject with notes if its data have missing values, or other rows than the fit."""
     drawn, rows, notes = subject.drawn, subject.rows, list(subject.notes)
     if drawn is not None and rows and drawn.total != rows:
-        notes.append(f"The data that are shown have {counted(drawn.total, 'row')}; the fit had {rows:,}.")
+        notes.append(f"The data that are shown have {drawn.total:,} rows; the fit had {rows:,}.")
     if drawn is not None and drawn.imputed:
         notes.append(
             f"{drawn.imputed:.1%} of the values of the rows that are shown were missing. Their expected "

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from emtau_dask.cli.candidates import CRITERIA, RESULT, candidate_values, selection_table
 from emtau_dask.cli.cluster import computing
 from emtau_dask.cli.config import RunConfig, checked_config, estimator_of
 from emtau_dask.cli.fit import inputs_within_memory
 from emtau_dask.cli.options import COMPONENTS, TITLES, FitOption, values_of_data
-from emtau_dask.cli.outputs import RunResult, checked_outputs, result_values, write_outputs, write_text
+from emtau_dask.cli.outputs import (
+    SELECTION,
+    RunResult,
+    checked_outputs,
+    result_values,
+    write_outputs,
+    write_text,
+)
 from emtau_dask.cli.resuming import override_keys
-from emtau_dask.cli.terminal import echo
 from emtau_dask.cli.verbosity import watching
 from emtau_dask.cli.yaml import ENDINGS
 from emtau_dask.errors import CheckpointCorruptError, ConfigError, EmtauError, counted, short
@@ -27,7 +31,7 @@ from emtau_dask.estimator.inputs import BY_DEFAULT
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
 from emtau_dask.selection.criteria import SelectionSettings, checked_settings
 from emtau_dask.selection.select import select
-from emtau_dask.selection.table import ComponentSelection
+from emtau_dask.selection.table import CRITERIA, CandidateRecord, ComponentSelection
 from emtau_dask.storage.urls import suffix_of
 
 FOLDER = "selection"
@@ -121,7 +125,7 @@ def run_selection(config: RunConfig, settings: SelectionSettings, *, overwrite: 
     assert checkpoint is not None
     if overwrite:
         _remove(checkpoint)
-    run, place = _selection_id(checkpoint), directory / RESULT
+    run, place = _selection_id(checkpoint), directory / SELECTION
     outputs = checked_outputs(config, overwrite=overwrite, run=run)
     if place.exists() and not ((overwrite or run is not None) and place.is_file()):
         raise EmtauError(f"{place} already exists; use --overwrite to replace it, or choose another folder")
@@ -167,8 +171,8 @@ def selection_values(result: SelectionResult) -> dict[str, Any]:
         "sample_rows": selection.sample_rows_,
         "passes": {"sample": passes.sample, "scoring": passes.scoring, "fits": passes.fits},
         "converged": bool(best.converged_),
-        "candidates": list(map(candidate_values, selection.table_)),
-        "finalists": list(map(candidate_values, selection.finalists_)),
+        "candidates": list(map(_plain, selection.table_)),
+        "finalists": list(map(_plain, selection.finalists_)),
         "fit": _fit_values(result.run),
     }
 
@@ -178,20 +182,26 @@ def _fit_values(run: RunResult) -> dict[str, Any]:
     return {name: value for name, value in result_values(run).items() if name != "components"}
 
 
-def print_selection(result: SelectionResult, console: Console) -> None:
-    """Print the candidates, the choice, the places of the results, and what to do next."""
-    selection = result.selection
+def _plain(record: CandidateRecord) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(record).items()
+    }
+
+
+def summary_lines(result: SelectionResult) -> list[str]:
+    """Return the candidates, the choice, the places of the results, and what to do next."""
+    selection, outputs = result.selection, result.run.outputs
     sample = counted(selection.sample_rows_, "row")
-    console.print(selection_table(selection.table_, f"fits to a sample of {sample}"))
+    tables = [selection.table_.text(f"fits to a sample of {sample}:")]
     if selection.finalists_:
-        console.print(selection_table(selection.finalists_, "fits to all rows"))
-    outputs = result.run.outputs
+        tables.append(selection.finalists_.text("fits to all rows:"))
     places = {**outputs.places, "table": result.place}
     saved = [f"{what} saved in {path}" for what, path in places.items()]
     folder = shlex.quote(outputs.config.output.directory)
     next_ = [f"next: emtau inspect {folder}, or emtau predict {folder} DATA OUT.zarr"]
-    for line in (*selection_lines(selection), *saved, *(next_ if "model" in outputs.places else ())):
-        echo(line)
+    lines = [line for table in tables for line in table.splitlines()]
+    return [*lines, *selection_lines(selection), *saved, *(next_ if "model" in outputs.places else ())]
 
 
 def selection_lines(selection: ComponentSelection) -> list[str]:

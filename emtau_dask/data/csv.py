@@ -26,15 +26,7 @@ from emtau_dask.data.npy import NpyHeader, NpyReader
 from emtau_dask.data.parquet import check_names, check_single
 from emtau_dask.data.parquet_files import arrow_input
 from emtau_dask.data.source import RangeSource, even_chunks
-from emtau_dask.errors import (
-    InvalidDataError,
-    InvalidDtypeError,
-    StorageError,
-    cause_of,
-    counted,
-    short,
-    warn_user,
-)
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError, StorageError, cause_of, short, warn_user
 from emtau_dask.storage.errors import read_errors, writing_errors
 from emtau_dask.storage.files import ScratchFolder, check_regular, read_regular
 from emtau_dask.storage.locations import Place, paths_at, place_text
@@ -316,8 +308,8 @@ def open_csv(
     for table, numbers in zip(tables, chosen, strict=True):
         if len(numbers) != width:
             raise InvalidDataError(
-                f"{table.place} has {counted(len(numbers), 'feature')}, but {tables[0].place} has {width}. "
-                "Give the same features in all tables."
+                f"{table.place} and {tables[0].place} differ in their number of features, {len(numbers)} and "
+                f"{width}. Give the same features in all tables."
             )
         if table.named and not tables[0].named and all(map(_is_number, table.fields)):
             raise InvalidDataError(

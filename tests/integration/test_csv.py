@@ -145,7 +145,7 @@ def test_what_is_no_table_of_numbers_is_refused(text, words):
 
 def test_tables_of_other_numbers_of_columns_are_refused():
     write("1,2\n")
-    with pytest.raises(InvalidDataError, match=r"b\.csv has 3 feature.*a\.csv has 2"):
+    with pytest.raises(InvalidDataError, match=r"b\.csv and .*a\.csv differ in .*, 3 and 2\."):
         open_source(["a.csv", write("1,2,3\n", "b.csv")])
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import shlex
-import sys
 import uuid
 from dataclasses import replace
 
@@ -15,8 +14,6 @@ import zarr
 from commands import emtau
 
 from emtau_dask import ConfigError, GaussianMixture, select_components
-from emtau_dask.cli.candidates import selection_table
-from emtau_dask.cli.console import console_on
 from emtau_dask.cli.main import CRITERIA, SHARED
 from emtau_dask.cli.options import OPTIONS
 from emtau_dask.cli.select import numbers_of
@@ -86,7 +83,7 @@ def test_its_results_are_a_model_labels_and_a_table(place):
     assert predicted.exit_code == 0, predicted.output
 
 
-def test_a_wide_table_stays_whole_within_80_columns(capsys):
+def test_a_wide_table_stays_whole_within_80_columns():
     """Of 10⁹ rows, with the longest type, a hundred components and a candidate that collapsed."""
     big = CandidateRecord(100, "tied_spherical", 23_456, -123.456, 2.5e11, 2.4e11, 2.6e11, -123.457)
     records = (
@@ -94,8 +91,7 @@ def test_a_wide_table_stays_whole_within_80_columns(capsys):
         replace(big, bic=2.5e11 + 9_999_999, icl=3.1e11),
         CandidateRecord(7, "full", 1, reason="x"),
     )
-    console_on(sys.stdout).print(selection_table(SelectionTable(records, "bic", 0), "a title"))
-    printed = capsys.readouterr().out
+    printed = SelectionTable(records, "bic", 0).text("a title")
     assert printed.isascii()
     assert max(len(line) for line in printed.splitlines()) <= 80
     assert [line.split()[0] for line in printed.splitlines()[2:5]] == ["*", "100", "!"]

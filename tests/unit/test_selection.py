@@ -231,9 +231,9 @@ def test_the_table_is_printed_without_pandas(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     caption, headings, first, second = str(TABLE).splitlines()
     assert caption == repr(TABLE)
-    assert headings.split()[:4] == ["K", "covariance", "p", "log-lik./row"]
-    assert first.split() == ["2", "full", "11", "-3.5", "700", "650", "720", "-3.6", "best"]
-    assert second.split() == ["3", "full", "17", "could", "not", "be", "fitted"]
+    assert headings.split()[:4] == ["K", "type", "p", "log-lik./row"]
+    assert first.split() == ["*", "2", "full", "11", "-3.5", "0", "0", "0", "-3.6"]
+    assert second.split() == ["!", "3", "full", "17", "-", "-", "-", "-", "-"]
     with pytest.raises(MissingPackageError, match=r"pip install pandas. Without it print\(table_\)"):
         TABLE.to_frame()
 
@@ -249,4 +249,4 @@ def test_the_table_is_a_sequence_of_records_with_a_short_text():
     assert frame["reason"].tolist() == ["", "component 2 collapsed"]
     shown = TABLE._repr_html_()
     assert shown.count("<tr>") == 3
-    assert "could not be fitted" in shown
+    assert "<td>!</td>" in shown
