@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from emtau_dask import __version__
 from emtau_dask.cli.terminal import remember_debug
 from emtau_dask.cli.verbosity import quiet_option, verbose_option
 from emtau_dask.errors import ConfigError
@@ -51,7 +52,7 @@ _traceback = "Show the traceback of an error."
 _debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback
 )
-_version_option = click.version_option(None, "-V", "--version", package_name="emtau_dask", prog_name="emtau")
+_version_option = click.version_option(__version__, "-V", "--version", prog_name="emtau")
 
 
 def common_options(command: Command) -> Command:
