@@ -169,7 +169,7 @@ class ConditionedMixture(FittedMixture):
         given = self._numbers_of(features)
         if len(given) == self.n_features_in_:
             raise InvalidDataError(
-                f"none of {counted(len(given), 'feature')} is left if all are given. Remove one or more."
+                f"all {counted(len(given), 'feature')} given: none is left. Remove one or more of them."
             )
         return Conditioning(self.parameters_, given)
 
