@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from rich.table import Table
 from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import CONFIG
 from emtau_dask.cli.console import text_table
+from emtau_dask.cli.outputs import SELECTION
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
@@ -22,9 +25,10 @@ from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.resuming import open_saved
 from emtau_dask.estimator.summary import component_texts, gap_text, stop_text
+from emtau_dask.selection.table import table_of_values
 from emtau_dask.storage.commits import FORMAT, VERSION
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
-from emtau_dask.storage.urls import is_url
+from emtau_dask.storage.urls import is_url, plain_path
 from emtau_dask.storage.zarr_check import own_group
 
 LAST_ITERATIONS = 10
@@ -70,32 +74,61 @@ def fit_table(model: GaussianMixture, data: str, rows: int) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """The contents of a place: values for JSON, and tables for people."""
+    """The contents of a place: values for JSON, and texts and tables for people."""
 
     values: dict[str, Any]
-    tables: tuple[Table, ...]
+    tables: tuple[str | Table, ...]
 
 
 def inspect_place(place: str) -> Inspection:
     """Return the contents of a checkpoint or model at a path or URL, after verifying all of it.
 
+    In the folder of a run of `fit` or `select` that is its model, or else its checkpoint. With the model of a
+    selection comes the table of the candidates.
+
     Raises `CheckpointError` if every commit of a checkpoint is damaged, and `InvalidDataError` for a damaged
     model and for anything else, which the message names.
     """
+    folder, place = Path(plain_path(place)), _fit_in(place)
     kind = _kind(place)
     if kind == MODEL:
         model = GaussianMixture.load(place)
-        return Inspection(
-            _model_values(place, model), (_model_table(place, model), component_table(model, None))
-        )
+        values, texts = _selection_in(folder)
+        tables = _model_table(place, model), component_table(model, None)
+        return Inspection(_model_values(place, model) | values, (*texts, *tables))
     if kind is not None and kind != CHECKPOINT:
         raise InvalidDataError(
             f"{place} is {kind}, not a checkpoint or a model. Give the path of one; data.path in a config "
             "names rows to fit."
         )
     described = inspect_run(place)
-    tables = (run_table(described), *([history_table(described)] if described["history"] else []))
-    return Inspection(described, tables)
+    history = [history_table(described)] if described["history"] else []
+    return Inspection(described, (run_table(described), *history))
+
+
+def _fit_in(place: str) -> str:
+    """Return the model in the folder of a run, or else its only checkpoint; any other place as it is."""
+    if is_url(place) or kind_of(place) not in ("a folder", "a dataset"):
+        return place
+    kinds = {str(path): kind_of(str(path)) for path in sorted(Path(plain_path(place)).iterdir())}
+    for wanted in (MODEL, CHECKPOINT):
+        found = [path for path, kind in kinds.items() if kind == wanted]
+        if len(found) == 1:
+            return found[0]
+    return place
+
+
+def _selection_in(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what ``select`` found, if the folder is one of its: values for JSON, and the candidates."""
+    path = folder / SELECTION
+    if not path.is_file():
+        return {}, ()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        table = table_of_values(found)
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidDataError(f"{path} is not the table of a selection ({one_line(error)}).") from error
+    return {"selection": found}, (table.text(f"candidates of the selection in {folder}"),)
 
 
 def _kind(place: str) -> str | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from emtau_dask.cli.streams import open_standard_streams
+from emtau_dask.cli.verbosity import QUIET, verbosity
 from emtau_dask.errors import ConfigError, EmtauError, one_line, shown
 from emtau_dask.interrupts import handler_of_signals
 
@@ -46,14 +47,30 @@ def echo(text: str, *, err: bool = False) -> None:
     click.echo(one_line(text), err=err)
 
 
+def say(text: str) -> None:
+    """Print a line of a summary, unless the command is to be quiet."""
+    if verbosity() != QUIET:
+        echo(text)
+
+
 def echo_json(values: Any) -> None:
     """Print values as one JSON document."""
     # JSON does not escape DEL, a control character of terminals.
     click.echo(json.dumps(values, indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
+class SummarisedCommand(click.Command):
+    """A command whose line in the list of commands is its first sentence, also if that is long."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the first sentence."""
+        return super().get_short_help_str(sys.maxsize)
+
+
 class ExitGroup(click.Group):
     """A group of commands that end with one line and an exit code, not with a traceback."""
+
+    command_class = SummarisedCommand
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command as the only work of this process, even if nobody reads its output.
@@ -227,7 +244,7 @@ def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None
 
     if as_json:
         echo_json(result_values(result))
-    else:
+    elif verbosity() != QUIET:
         _print_tables(result)
     if result.model.stop_reason_ == "max-iter":
         echo(f"emtau: {_not_converged(result)}", err=True)

@@ -90,6 +90,14 @@ def test_without_pandas_the_error_says_what_to_install(monkeypatch):
         FitHistory().to_frame()
 
 
+def test_the_history_is_printed_as_a_table_of_its_last_iterations(fitted, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    caption, headings, *lines = str(fitted.history_).splitlines()
+    assert caption.startswith(repr(fitted.history_))
+    assert headings.split()[:2] == ["iteration", "log-lik./row"]
+    assert [int(line.split()[0]) for line in lines] == [each.iteration for each in fitted.history_[-10:]]
+
+
 def test_the_summary_has_what_was_fitted(fitted):
     summary = fitted.summary()
     assert [component.weight for component in summary.components] == list(fitted.weights_)

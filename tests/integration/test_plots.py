@@ -312,7 +312,7 @@ def test_a_selection_without_the_criterion_is_refused(criterion, message):
         ({"features": [0, 1, 1]}, "one feature or two different"),
         ({"features": 1.5}, "no feature 1.5"),
         ({"max_rows": 0}, "max_rows is 0; it must be an integer of at least 1"),
-        ({"sample_weight": [1.0]}, "sample_weight has 1 values, X has 50 rows"),
+        ({"sample_weight": [1.0]}, "sample_weight has 1 value, X has 50 rows"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(given, message):
