@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em.predict import RESPONSIBILITIES
+from emtau_dask.estimator.findings import CERTAIN
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
 from emtau_dask.kernels.dispatch import scoring_kernels
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 BINS = 20
-CERTAIN = 0.9
+
 MAX_COMPONENTS = 40
 """Maximum components that are drawn; those that label the most rows are taken."""
 COLOURS, UNCERTAINTY_COLOURS = "Blues", "YlOrBr"

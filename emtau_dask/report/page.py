@@ -17,20 +17,19 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from emtau_dask.errors import shown
+from emtau_dask.estimator.findings import CERTAIN
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.summary import gap_text
+from emtau_dask.estimator.summary import STOP_REASONS, FitSummary, gain_text
 from emtau_dask.plot.components import ComponentsDisplay
 from emtau_dask.plot.convergence import ConvergenceDisplay
 from emtau_dask.plot.drawing import check_matplotlib, figure_of
-from emtau_dask.plot.uncertainty import CERTAIN, UncertaintyDisplay
+from emtau_dask.plot.uncertainty import UncertaintyDisplay
 from emtau_dask.process import OWN, software
 from emtau_dask.report.content import (
     SHOWN_FEATURES,
     Subject,
-    ending,
-    gap_meaning,
-    n_parameters,
     state,
+    summary_of_rows,
     tables_of,
     warnings_of,
 )
@@ -158,22 +157,22 @@ def report_page(subject: Subject) -> str:
         matplotlib is not installed.
     """
     check_matplotlib()
-    model, tables = subject.model, tables_of(subject)
-    history = model.history_
+    model, summary = subject.model, summary_of_rows(subject)
+    tables, history = tables_of(subject, summary), model.history_
     k, d = model.means_.shape
     page: str = _template().render(
         subject=subject,
+        summary=summary,
         generator=f"{OWN} {software()[OWN]}",
         style=Markup(_read("page.css")),
-        ending=ending(subject),
         converged=subject.finished and model.converged_,
         state=state(subject),
-        lead=_lead(subject),
-        gap_meaning=gap_meaning(subject),
+        lead=_lead(summary, d),
         warnings=warnings_of(subject),
-        facts=_facts(subject),
+        facts=_facts(subject, summary),
         settings=_settings(model),
-        figures=_figures(subject),
+        trust=_trust(subject, summary),
+        course=_course(summary),
         fit_pictures=convergence_pictures(subject),
         data_pictures=data_pictures(subject),
         tables=tables,
@@ -206,22 +205,15 @@ def _read(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _lead(subject: Subject) -> str:
-    model = subject.model
-    k, d = model.means_.shape
-    work = f"{model.history_.work:.3g} passes over {subject.rows:,} rows" if subject.rows else "no iteration"
-    kind = model.parameters_.covariance_type
-    return f"{k:,} components with {kind} covariance, {d:,} features; work: {work}."
+def _lead(summary: FitSummary, d: int) -> str:
+    rows = f"{summary.rows:,} rows of " if summary.rows else ""
+    return f"{len(summary.components):,} components in {rows}{d:,} features"
 
 
-def _facts(subject: Subject) -> dict[str, str]:
-    model = subject.model
-    k, d = model.means_.shape
-    rows = f"{subject.rows:,} rows of {d:,} features" if subject.rows else f"{d:,} features"
+def _facts(subject: Subject, summary: FitSummary) -> dict[str, str]:
     facts = {
-        "Data": rows if subject.data is None else f"{subject.data}: {rows}",
-        "Mixture": f"{k:,} components, {model.parameters_.covariance_type} covariance, "
-        f"{n_parameters(model):,} free parameters",
+        "Data": "not recorded" if subject.data is None else subject.data,
+        "Covariance": f"{summary.covariance_type}; {summary.n_parameters:,} free parameters",
         "Read from": subject.place,
     }
     if subject.written is not None:
@@ -239,17 +231,22 @@ def _settings(model: GaussianMixture) -> dict[str, str]:
     }
 
 
-def _figures(subject: Subject) -> dict[str, str]:
-    model, history = subject.model, subject.model.history_
-    seconds = sum(record.seconds for record in history)
-    read = sum(record.bytes_read for record in history)
+def _trust(subject: Subject, summary: FitSummary) -> dict[str, str]:
+    """Return the facts by which a reader judges whether a fit can be trusted."""
+    facts = {
+        "End": STOP_REASONS[summary.stop_reason] if subject.finished else "the run has not ended",
+        "Log-likelihood per row": f"{summary.lower_bound:.9g} nats",
+        "Could still gain": gain_text(summary.gap),
+    }
+    return facts | ({"Sampling error (p/2N)": summary.sampling_text} if summary.rows else {})
+
+
+def _course(summary: FitSummary) -> dict[str, str]:
     return {
-        "Iterations": f"{model.n_iter_:,}",
-        "Work": f"{history.work:.4g} passes over the rows",
-        "Lower bound": f"{model.lower_bound_:.9g} nats per row",
-        "Estimated gap": gap_text(model.gap_),
-        "Iterating took": f"{seconds:.3g} s",
-        "Read": f"{read / 1e6:,.1f} MB",
+        "Iterations": f"{summary.n_iter:,}",
+        "Rows scored": f"{summary.work:.4g} passes over the data",
+        "Iterating took": f"{summary.seconds:.3g} s",
+        "Read": f"{summary.bytes_read / 1e6:,.1f} MB",
     }
 
 
