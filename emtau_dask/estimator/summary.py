@@ -238,8 +238,8 @@ def _first_columns(summary: FitSummary) -> tuple[dict[str, list[str]], str]:
     if any(math.isfinite(component.certain) for component in components) and len(components) > 1:
         columns["certain"] = [share_text(component.certain) for component in components]
         meaning = (
-            f"rows: by {summary.rows_by}; certain: share of them with a responsibility of at least {CERTAIN}, "
-            f"{summary.certain_in}"
+            f"rows: by {summary.rows_by}; certain: share of them with a responsibility of at least "
+            f"{CERTAIN}, {summary.certain_in}"
         )
     return columns, meaning
 

@@ -32,6 +32,9 @@ INK, FAINT, GRID = "#222222", "#6b6b6b", "#e4e4e4"
 DENSITY = "Greys"
 MAX_NAME_LENGTH = 32
 """Maximum characters of a feature's name in a picture."""
+MAX_TERMS, MIN_LOADING, MAX_TERM_LENGTH = 2, 0.2, 17
+"""Maximum features in the label of a principal axis, the least loading of one as a part of the largest, and
+the maximum characters of its name."""
 MAX_ROWS = 20_000
 FEW_ROWS = 1_000
 """Maximum rows that are drawn as points; more are drawn as a density."""
@@ -56,18 +59,22 @@ def single_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
 def several_axes(ax: Any, rows: int, columns: int, size: tuple[float, float]) -> list[Axes]:
     """Return the axes of a grid: the given ones, parts of single given axes, or new ones.
 
+    Of more axes than the grid has the first are returned, and the others are switched off.
+
     Raises
     ------
     InvalidDataError
-        Another number of axes is given.
+        Too few axes are given.
     """
     check_matplotlib()
     count = rows * columns
     if ax is None:
         return _new_axes(rows, columns, size)
     given = [*np.asarray(ax, dtype=object).ravel()]
-    if len(given) == count:
-        return given
+    if len(given) >= count:
+        for surplus in given[count:]:
+            surplus.set_axis_off()
+        return given[:count]
     if len(given) != 1:
         raise InvalidDataError(f"ax holds {len(given)} axes, but {count} are drawn; give one, or {count}.")
     (whole,) = given
@@ -192,20 +199,32 @@ def plane_of(estimator: GaussianMixture, drawn: DrawnRows, features: Any) -> Pla
         There is no such feature, or more than two are named.
     """
     d = int(estimator.n_features_in_)
-    names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    names = names_of(estimator)
     if features is None and d > 2:
-        return _principal_plane(drawn)
-    numbers = list(range(d)) if features is None else _numbers(features, names, d)
-    labels = tuple(plain(names[i], MAX_NAME_LENGTH) if names else f"feature {i}" for i in numbers)
-    return Plane(np.zeros(d), np.eye(d)[:, numbers], labels)
+        return _principal_plane(drawn, names)
+    return plane_of_features(names, range(d) if features is None else numbers_of(estimator, features, 2))
 
 
-def _numbers(features: Any, names: Sequence[str], d: int) -> list[int]:
+def plane_of_features(names: Sequence[str], numbers: Sequence[int]) -> Plane:
+    """Return the space of some features, of all that have ``names``."""
+    labels = tuple(plain(names[i], MAX_NAME_LENGTH) for i in numbers)
+    return Plane(np.zeros(len(names)), np.eye(len(names))[:, list(numbers)], labels)
+
+
+def names_of(estimator: GaussianMixture) -> list[str]:
+    """Return the names of the features; "feature 0" and so on if they have none."""
+    given = getattr(estimator, "feature_names_in_", None)
+    return [f"feature {i}" for i in range(estimator.n_features_in_)] if given is None else [*map(str, given)]
+
+
+def numbers_of(estimator: GaussianMixture, features: Any, most: int) -> list[int]:
+    """Return the numbers of different features, at most ``most``, given by number or name."""
+    names, d = [*map(str, getattr(estimator, "feature_names_in_", ()))], int(estimator.n_features_in_)
     given = [features] if isinstance(features, str) or not isinstance(features, Iterable) else [*features]
-    if not 1 <= len(given) <= 2 or len(set(given)) < len(given):
+    if not 1 <= len(given) <= most or len(set(given)) < len(given):
         raise InvalidDataError(
-            f"features is {short(features)}; it must be one feature or two different ones. None draws "
-            "the two principal axes of the data."
+            f"features is {short(features)}; it must be from one to {most} different features. None leaves "
+            "the choice to the picture."
         )
     numbers = [names.index(each) if isinstance(each, str) and each in names else each for each in given]
     for number in numbers:
@@ -217,26 +236,43 @@ def _numbers(features: Any, names: Sequence[str], d: int) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _principal_plane(drawn: DrawnRows) -> Plane:
-    """Return the plane of the two directions in which weighted rows vary most, of three features or more.
+def _principal_plane(drawn: DrawnRows, names: Sequence[str]) -> Plane:
+    """Return the plane of the two directions in which weighted, standardised rows vary most.
 
-    Each has a positive largest entry. If the rows span no plane, the second is any direction across.
+    Rows have three features or more. Each direction has a positive largest entry, in standard deviations. If
+    the rows span no plane, the second is any direction across.
     """
     share = drawn.weights / drawn.weights.sum()
     centre = share @ drawn.rows
-    centred = (drawn.rows - centre) * np.sqrt(share)[:, np.newaxis]
-    m, d = centred.shape
-    products = centred @ centred.T if d > m else centred.T @ centred  # the smaller ones
+    deviations = np.sqrt(share @ (drawn.rows - centre) ** 2)
+    deviations[deviations == 0] = 1.0
+    standardised = (drawn.rows - centre) / deviations * np.sqrt(share)[:, np.newaxis]
+    m, d = standardised.shape
+    products = standardised @ standardised.T if d > m else standardised.T @ standardised  # the smaller ones
     last = (max(0, len(products) - 2), len(products) - 1)
     vectors = eigh(products, subset_by_index=last)[1][:, ::-1]
-    found = centred.T @ vectors if d > m else vectors
+    found = standardised.T @ vectors if d > m else vectors
     directions = np.linalg.qr(np.hstack([found, np.zeros((d, 2 - found.shape[1]))]))[0]
     largest = directions[np.abs(directions).argmax(axis=0), [0, 1]]
     directions *= np.where(largest < 0, -1.0, 1.0)
-    total = float(np.einsum("ij,ij->", centred, centred))
-    parts = ((centred @ directions) ** 2).sum(axis=0) / (total or 1.0)
-    labels = tuple(f"principal axis {i + 1} ({part:.0%} of the variance)" for i, part in enumerate(parts))
-    return Plane(centre, directions, labels)
+    total = float(np.einsum("ij,ij->", standardised, standardised))
+    parts = ((standardised @ directions) ** 2).sum(axis=0) / (total or 1.0)
+    labels = tuple(
+        f"axis {i + 1} ({part:.0%}): {_terms(directions[:, i], names)}" for i, part in enumerate(parts)
+    )
+    return Plane(centre, directions / deviations[:, np.newaxis], labels)
+
+
+def _terms(loadings: Floats, names: Sequence[str]) -> str:
+    """Return the features that an axis is mostly made of: the two of the largest loadings, if not all."""
+    order = np.argsort(-np.abs(loadings), kind="stable")
+    said = [j for j in order[:MAX_TERMS] if abs(loadings[j]) >= MIN_LOADING * abs(loadings[order[0]])]
+    terms = [
+        f"{'−' if loadings[j] < 0 else '+'} {abs(loadings[j]):.1f} {plain(names[j], MAX_TERM_LENGTH)}"
+        for j in said
+    ]
+    more = len(loadings) > len(said) and abs(loadings[order[len(said)]]) >= 0.05
+    return " ".join(terms).removeprefix("+ ") + (" + …" if more else "")
 
 
 def rows_to_show(
