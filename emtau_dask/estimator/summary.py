@@ -350,10 +350,10 @@ def gain_text(gap: float | None) -> str:
 def ratio_text(error: float, gap: float) -> str:
     """Return the ratio of the sampling error to what the fit could still gain, for people."""
     if gap <= 0 or error / gap >= MAX_RATIO:
-        return "far more than that"
-    if error >= gap:
-        return f"{error / gap:,.2g} times that" if error < 10 * gap else f"{error / gap:,.0f} times that"
-    return f"less than that, by a factor of {min(gap / error, MAX_RATIO):,.3g}"
+        return "far more than it could still gain"
+    ratio = error / gap
+    digits = ",.0f" if ratio >= 10 else ".2g"
+    return f"{ratio:{digits}} times what it could still gain"
 
 
 def _counted(count: int, what: str) -> str:

@@ -239,18 +239,9 @@ class ComponentsDisplay:
             ax.add_patch(ellipse)
             self.ellipses_.append(ellipse)
         if len(self.shown) <= MAX_NUMBERS:
-            ax.annotate(
-                f"{k}",
-                self.means[k],
-                ha="center",
-                va="center",
-                fontsize=9,
-                fontweight="bold",
-                color=colour,
-                path_effects=_halo(1.5),
-                zorder=4,
-                annotation_clip=True,
-            )
+            box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
+            look = {"fontsize": 9, "fontweight": "bold", "color": colour, "bbox": box, "zorder": 4}
+            ax.annotate(f"{k}", self.means[k], ha="center", va="center", annotation_clip=True, **look)
 
     def _on_a_line(self, ax: Axes, points: Floats, low: float, high: float) -> None:
         bins = int(np.clip(1.2 * np.sqrt(len(points)), 12, 100))

@@ -56,10 +56,10 @@ def single_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     return _new_axes(1, 1, size)[0] if ax is None else ax
 
 
-def several_axes(ax: Any, rows: int, columns: int, size: tuple[float, float]) -> list[Axes]:
-    """Return the axes of a grid: the given ones, parts of single given axes, or new ones.
+def several_axes(ax: Any, count: int, columns: int, size: tuple[float, float]) -> list[Axes]:
+    """Return axes of a grid: the first of given ones, parts of single given axes, or new ones.
 
-    Of more axes than the grid has the first are returned, and the others are switched off.
+    Those that are left are switched off.
 
     Raises
     ------
@@ -67,24 +67,22 @@ def several_axes(ax: Any, rows: int, columns: int, size: tuple[float, float]) ->
         Too few axes are given.
     """
     check_matplotlib()
-    count = rows * columns
-    if ax is None:
-        return _new_axes(rows, columns, size)
-    given = [*np.asarray(ax, dtype=object).ravel()]
-    if len(given) >= count:
-        for surplus in given[count:]:
-            surplus.set_axis_off()
-        return given[:count]
-    if len(given) != 1:
+    rows = -(-count // columns)
+    given = _new_axes(rows, columns, size) if ax is None else [*np.asarray(ax, dtype=object).ravel()]
+    if len(given) == 1 and count > 1:
+        (whole,) = given
+        if (place := whole.get_subplotspec()) is None:
+            raise InvalidDataError(
+                f"ax has no place in a grid to divide; give {count} axes, or one of plt.subplots()."
+            )
+        whole.set_axis_off()
+        grid = place.subgridspec(rows, columns)
+        given = [whole.figure.add_subplot(grid[i]) for i in range(count)]
+    if len(given) < count:
         raise InvalidDataError(f"ax holds {len(given)} axes, but {count} are drawn; give one, or {count}.")
-    (whole,) = given
-    if (place := whole.get_subplotspec()) is None:
-        raise InvalidDataError(
-            f"ax has no place in a grid that could be divided; give {count} axes, or one of plt.subplots()."
-        )
-    whole.set_axis_off()
-    grid = place.subgridspec(rows, columns)
-    return [whole.figure.add_subplot(grid[i]) for i in range(count)]
+    for surplus in given[count:]:
+        surplus.set_axis_off()
+    return given[:count]
 
 
 def _new_axes(rows: int, columns: int, size: tuple[float, float]) -> list[Axes]:

@@ -122,7 +122,7 @@ class PairsDisplay:
         """Draw the panels; ``ax`` as for `from_estimator`."""
         m = len(self.labels)
         size = INCHES * m + 0.9
-        axes = np.array(several_axes(ax, m, m, (size, size)), dtype=object).reshape(m, m)
+        axes = np.array(several_axes(ax, m * m, m, (size, size)), dtype=object).reshape(m, m)
         for row, column in np.ndindex(m, m):
             if column > row:
                 axes[row, column].set_axis_off()

@@ -136,7 +136,7 @@ class UncertaintyDisplay:
     def plot(self, ax: Any = None) -> Self:
         """Draw the panels; ``ax`` as for `from_estimator`."""
         count = len(self.panels)
-        axes = several_axes(ax, 1, count, (4.7 * count, 4.2))
+        axes = several_axes(ax, count, count, (4.7 * count, 4.2))
         self._by_component(axes[0])
         if count > 1:
             draw = self._on_a_line if self.plane.flat else self._in_a_plane
@@ -159,7 +159,7 @@ class UncertaintyDisplay:
             }
             ax.bar(self.edges_[:-1], height, widths, bottom=-line, align="edge", **look)
             ax.axhline(-line, color=FAINT, linewidth=0.6)
-        below = "height: share of the component's rows, logarithmic, from 0.1 % to 100 %"
+        below = "height: share of its rows, logarithmic from 0.1 %"
         dress(ax, "How sure rows are of their component", ("largest responsibility", "component"), below)
         every = max(1, len(self.shown) // 20)
         ax.set_yticks(-np.arange(0, len(self.shown), every), [f"{k}" for k in self.shown[::every]])

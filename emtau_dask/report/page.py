@@ -45,22 +45,28 @@ LAST_ITERATIONS = 20
 _NOT_SETTINGS = ("verbose", "checkpoint", "checkpoint_every")
 
 
-OF_THE_FIT = (
-    (
-        "Lower bound",
-        "The lower bound of the log-likelihood against the work so far. A new line is another start, or "
-        "continues with more rows.",
+OF_THE_FIT = {
+    "log-likelihood": (
+        "Log-likelihood",
+        "The log-likelihood per row. The line is the run that was kept; where more rows are scored it begins "
+        "again.",
     ),
-    ("Gap", "The estimated gap to the optimum, on a logarithmic axis, against the work."),
-    ("Rows scored", "The share of all rows that each iteration scored."),
-    ("Bytes read", "The bytes that each iteration read."),
-)
-OVER_DATA = (
-    ("Components", "The components as ellipses, or as curves, over the density of the rows."),
-    ("Certainty", "For each component, the distribution of the largest responsibility of its rows."),
-    ("Uncertainty", "Where rows are that may belong to several components."),
-)
-"""The pictures: their titles, and what they show."""
+    "gain": (
+        "Could still gain",
+        "What the fit could still gain in log-likelihood per row, on a logarithmic axis.",
+    ),
+    "rows": ("Rows scored", "The rows that each iteration scored, in passes over the data."),
+    "bytes": ("Bytes read", "The bytes that each iteration read."),
+}
+OF_COMPONENTS = ("Components", "The components as ellipses, or as curves, over the rows.")
+OF_LABELS = {
+    "certainty": (
+        "Certainty",
+        "For each component, how large the largest responsibility of its rows is.",
+    ),
+    "place": ("Uncertainty", "Where rows are that may belong to several components."),
+}
+"""The pictures by panels of Displays: their titles, and what they show."""
 
 
 class Picture(NamedTuple):
@@ -71,26 +77,31 @@ class Picture(NamedTuple):
 
 
 def convergence_pictures(subject: Subject) -> list[Picture]:
-    """Return the four pictures of how a fit converged; none without iterations."""
+    """Return the pictures of how a fit converged; none without iterations."""
     history = subject.model.history_
     if not len(history):
         return []
     with _drawing():
-        axes = [_new_axes(SMALL) for _ in OF_THE_FIT]
-        ConvergenceDisplay.from_history(history, ax=axes)
-        return _pictures("fit", OF_THE_FIT, axes)
+        display = ConvergenceDisplay(history)
+        axes = [_new_axes(SMALL) for _ in display.panels]
+        display.plot(axes)
+        return _pictures("fit", [OF_THE_FIT[panel] for panel in display.panels], axes)
 
 
 def data_pictures(subject: Subject) -> list[Picture]:
-    """Return the pictures of components and of uncertainty, over the drawn rows; none without rows."""
+    """Return the pictures of components and of certainty, over the drawn rows; none without rows."""
     model, drawn = subject.model, subject.drawn
     if drawn is None:
         return []
     with _drawing():
-        axes = [_new_axes(LARGE) for _ in OVER_DATA]
+        axes, texts = [_new_axes(LARGE)], [OF_COMPONENTS]
         ComponentsDisplay.from_estimator(model, drawn, ax=axes[0])
-        UncertaintyDisplay.from_estimator(model, drawn, ax=axes[1:])
-        return _pictures("data", OVER_DATA, axes)
+        if len(model.weights_) > 1:
+            of_labels = [_new_axes(LARGE) for _ in OF_LABELS]
+            panels = UncertaintyDisplay.from_estimator(model, drawn, ax=of_labels).panels
+            axes += of_labels[: len(panels)]
+            texts += [OF_LABELS[panel] for panel in panels]
+        return _pictures("data", texts, axes)
 
 
 @contextmanager
