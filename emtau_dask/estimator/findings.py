@@ -16,9 +16,9 @@ from emtau_dask.mixture.parameters import MixtureParameters
 
 CERTAIN = 0.9
 """Minimum responsibility of a row's most probable component for a label that is called certain."""
-DRAWS, MIN_DRAWS, MAX_PRODUCTS = 4096, 256, 2**30
-"""Draws from a mixture that say how sure its labels are; fewer, or none, if scoring them takes more
-multiplications than `MAX_PRODUCTS`."""
+DRAWS, DRAWS_PER_COMPONENT, MAX_PRODUCTS = 4096, 32, 2**27
+"""Draws from a mixture that say how sure its labels are. There are fewer if scoring them takes more
+multiplications than `MAX_PRODUCTS`, and none if there were too few for each component."""
 NEARLY_EQUAL = 0.9
 """Minimum Bhattacharyya coefficient of two components that are called nearly equal; two normal distributions
 of the same variance have it if their means are 0.92 standard deviations apart."""
@@ -67,7 +67,7 @@ def expected_certainty(parameters: MixtureParameters) -> Floats:
     """
     k, d = parameters.means.shape
     m = min(DRAWS, MAX_PRODUCTS // (k * d * d))
-    if m < MIN_DRAWS:
+    if m < DRAWS_PER_COMPONENT * k:
         return np.full(k, np.nan)
     generator = np.random.default_rng(0)
     counts = generator.multinomial(m, parameters.weights / parameters.weights.sum())

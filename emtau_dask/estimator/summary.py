@@ -245,8 +245,12 @@ def _first_columns(summary: FitSummary) -> tuple[dict[str, list[str]], str]:
 
 
 def share_text(share: float) -> str:
-    """Return a share in percent; a dash for NaN."""
-    return f"{share:.1%}" if math.isfinite(share) else "-"
+    """Return a share in whole percent, where only all rows are 100% and none 0%; a dash for NaN."""
+    if not math.isfinite(share):
+        return "-"
+    if 0 < share < 1:
+        return "<1%" if share < 0.005 else ">99%" if share >= 0.995 else f"{share:.0%}"
+    return f"{share:.0%}"
 
 
 def _in_two(name: str) -> tuple[str, str]:

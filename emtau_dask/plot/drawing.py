@@ -35,6 +35,8 @@ MAX_NAME_LENGTH = 32
 MAX_TERMS, MIN_LOADING, MAX_TERM_LENGTH = 2, 0.2, 17
 """Maximum features in the label of a principal axis, the least loading of one as a part of the largest, and
 the maximum characters of its name."""
+LONG_LABEL = 45
+"""Minimum characters of a label in a smaller font."""
 MAX_ROWS = 20_000
 FEW_ROWS = 1_000
 """Maximum rows that are drawn as points; more are drawn as a density."""
@@ -105,7 +107,7 @@ def dress(ax: Axes, title: str, labels: Sequence[str], below: str = "") -> None:
     """
     heading = ax.set_title(title, loc="left", pad=19 if below else 6)
     for text in (heading, ax.set_xlabel(labels[0]), ax.set_ylabel(labels[1])):
-        text.set(parse_math=False, color=INK, fontsize=9)
+        text.set(parse_math=False, color=INK, fontsize=9 if len(text.get_text()) < LONG_LABEL else 8)
     heading.set(fontsize=9.5, fontweight="bold")
     if below:
         look: dict[str, Any] = {"fontsize": 8, "color": FAINT, "parse_math": False, "va": "bottom"}
