@@ -239,9 +239,9 @@ def _print_summary(result: RunResult) -> None:
     from emtau_dask.cli.inputs import data_text
     from emtau_dask.estimator.summary import with_labels
 
-    summary, counts = result.model.summary(), result.label_counts
-    console_on(sys.stdout).print(str(summary if counts is None else with_labels(summary, counts.tolist())))
-    echo(f"data: {data_text(result.outputs.config, result.inputs)}")
+    console, summary, counts = console_on(sys.stdout), result.model.summary(), result.label_counts
+    console.print(str(summary if counts is None else with_labels(summary, counts.tolist())))
+    console.print(f"data: {data_text(result.outputs.config, result.inputs)}")
     for what, path in result.outputs.places.items():
         echo(f"{what} saved in {path}")
 

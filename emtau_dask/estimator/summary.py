@@ -133,7 +133,7 @@ class FitSummary:
         table = component_texts(self)
         rows = ((str(number), *texts) for number, texts in table.texts.items())
         below = self._about_components(table), self.trust_lines, self._course_lines
-        texts = ("<br>".join(escape(shown(line)) for line in lines) for lines in below if lines)
+        texts = ("<br/>".join(escape(shown(line)) for line in lines) for lines in below if lines)
         paragraphs = "".join(f"<p>{text}</p>" for text in texts)
         return html_table(table.title, ("#", *table.headings), rows) + paragraphs
 

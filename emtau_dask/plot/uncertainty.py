@@ -159,8 +159,8 @@ class UncertaintyDisplay:
             }
             ax.bar(self.edges_[:-1], height, widths, bottom=-line, align="edge", **look)
             ax.axhline(-line, color=FAINT, linewidth=0.6)
-        below = "height: share of its rows, logarithmic from 0.1 %"
-        dress(ax, "How sure rows are of their component", ("largest responsibility", "component"), below)
+        labels = ("largest responsibility", "component (bars: % of its rows, log from 0.1)")
+        dress(ax, "How sure rows are of their component", labels, counted(self.drawn))
         every = max(1, len(self.shown) // 20)
         ax.set_yticks(-np.arange(0, len(self.shown), every), [f"{k}" for k in self.shown[::every]])
         ax.set_ylim(-len(self.shown) + 0.9, 1.0)
