@@ -130,17 +130,18 @@ def test_few_rows_have_the_colour_and_the_marker_of_their_component():
     assert len({ellipse.get_linestyle() for ellipse in display.ellipses_}) == 3
 
 
-class TestPairs:
-    @pytest.fixture(scope="class")
-    def mixed(self):
-        """Two groups in millimetres and grams; the last feature tells nothing."""
-        rng = np.random.default_rng(0)
-        group = rng.integers(2, size=1500)
-        rows = np.array([[39.0, 18, 190, 3700, 0], [48.0, 15, 217, 5000, 0]])[group]
-        rows += rng.normal(size=(1500, 5)) * [3, 1.1, 6.5, 450, 1]
-        frame = pd.DataFrame(rows, columns=["bill", "depth", "flipper", "mass", "noise"])
-        return frame, GaussianMixture(2, random_state=0).fit(frame)
+@pytest.fixture(scope="module")
+def mixed():
+    """Two groups in millimetres and grams; the last feature tells nothing."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(2, size=1500)
+    rows = np.array([[39.0, 18, 190, 3700, 0], [48.0, 15, 217, 5000, 0]])[group]
+    rows += rng.normal(size=(1500, 5)) * [3, 1.1, 6.5, 450, 1]
+    frame = pd.DataFrame(rows, columns=["bill", "depth", "flipper", "mass", "noise"])
+    return frame, GaussianMixture(2, random_state=0).fit(frame)
 
+
+class TestPairs:
     def test_each_panel_is_the_mixture_in_its_features(self, mixed):
         frame, gm = mixed
         display = PairsDisplay.from_estimator(gm, frame, features=["mass", "bill", 2])
