@@ -222,19 +222,19 @@ def _message_of_stuck_command(ctx: click.Context) -> str:
 
 
 def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None:
-    """Print a summary and paths, or one JSON object; exit with `NOT_CONVERGED` after a fit that is not."""
+    """Print tables and paths, or one JSON object; exit with `NOT_CONVERGED` if the fit has not converged."""
     from emtau_dask.cli.outputs import result_values
 
     if as_json:
         echo_json(result_values(result))
     else:
-        _print_summary(result)
+        _print_tables(result)
     if result.model.stop_reason_ == "max-iter":
         echo(f"emtau: {_not_converged(result)}", err=True)
         ctx.exit(NOT_CONVERGED)
 
 
-def _print_summary(result: RunResult) -> None:
+def _print_tables(result: RunResult) -> None:
     from emtau_dask.cli.console import console_on
     from emtau_dask.cli.inputs import data_text
     from emtau_dask.estimator.summary import with_labels

@@ -116,7 +116,7 @@ def coefficient(parameters: MixtureParameters, i: int, j: int) -> float:
     unit, draw = np.eye(parameters.n_features), parameters.structure.draw
     factors = np.concatenate([draw(unit, parameters.covariances, k) for k in (i, j)])
     # The mean covariance is FᵀF / 2; a triangular factor of it keeps more digits than it does itself.
-    triangle = np.linalg.qr(factors / math.sqrt(2), mode="r")
+    triangle: Floats = np.asarray(np.linalg.qr(factors / math.sqrt(2), mode="r"))
     away = np.linalg.solve(triangle.T, parameters.means[i] - parameters.means[j])
     log_det = np.log(np.abs(np.diagonal(triangle))).sum() + parameters.log_det[[i, j]].mean()
     return min(1.0, math.exp(-0.125 * float(away @ away) - float(log_det)))
@@ -140,7 +140,7 @@ def remarks_on(
     variances = parameters.structure.variances(parameters.covariances, k, d)
     at_floor = variances < FLOOR_RATIO * reg_covar
     constant = [
-        f"{i} ({_listed(names[j] for j in np.flatnonzero(at_floor[i]))})"
+        f"{i} ({_listed(name for name, flat in zip(names, at_floor[i], strict=True) if flat)})"
         for i in np.flatnonzero(at_floor.any(axis=1))
     ]
     if constant:

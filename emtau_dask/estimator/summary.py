@@ -120,7 +120,8 @@ class FitSummary:
 
     def __str__(self) -> str:
         table = component_texts(self)
-        rows = [*_headings_in_lines(table), *((str(number), *texts) for number, texts in table.texts.items())]
+        headings = filter(any, zip(*map(_in_two, ("#", *table.headings)), strict=True))
+        rows = [*headings, *((str(number), *texts) for number, texts in table.texts.items())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [(" " * COLUMN_SPACE).join(map(str.rjust, row, widths)) for row in rows]
         below = (wrap(text, LINE, subsequent_indent="  ") for text in self._about_components(table))
@@ -258,12 +259,6 @@ def _in_two(name: str) -> tuple[str, str]:
     ends = [i + 1 for i, character in enumerate(name[:-1]) if character in " _-."]
     end = min(ends, key=lambda i: max(i, len(name) - i), default=0)
     return name[:end].rstrip(), name[end:]
-
-
-def _headings_in_lines(table: ComponentTexts) -> list[tuple[str, ...]]:
-    """Return the headings of a text's table in one line, or in two."""
-    lines = list(zip(*map(_in_two, ("#", *table.headings)), strict=True))
-    return [line for line in lines if any(line)]
 
 
 def _features_on_a_line(widths: Sequence[int], width: int, between: Floats) -> Sequence[int]:

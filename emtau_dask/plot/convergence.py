@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -80,9 +79,9 @@ class ConvergenceDisplay:
         self._bounds, self._full, self._accepted = bounds, full > 0, accepted > 0
         self._passes = self._column("active_rows") / self._column("rows")
         self.positions: Floats = np.cumsum(self._passes) if against == "work" else self._column("iteration")
-        self._runs = _runs(bounds, self._full, self._accepted, self._column("active_rows"))
+        self._lines, self._others = _runs(bounds, self._full, self._accepted, self._passes)
         self.kept = np.ones(len(history), dtype=np.bool_)
-        for start in self._runs.others:
+        for start in self._others:
             self.kept[start] = False
         self._exact = self._full & self._accepted & self.kept
         self._gaps = np.where(self.kept, self._column("gap"), np.nan)
@@ -145,10 +144,10 @@ class ConvergenceDisplay:
 
     def _likelihood(self, ax: Axes) -> None:
         bounds, accepted = self._bounds, self._accepted
-        for start in self._runs.others:
+        for start in self._others:
             last = start[bounds[start].argmax()]
             ax.plot(self.positions[last], bounds[last], "D", color=_OTHER, markersize=3.5, zorder=1)
-        for line in self._runs.lines:
+        for line in self._lines:
             style = "-" if self._full[line[0]] else ":"
             ax.plot(self.positions[line], bounds[line], style, color=INK, linewidth=1.2, zorder=2)
         marks: tuple[tuple[Any, str, dict[str, Any]], ...] = (
@@ -163,7 +162,7 @@ class ConvergenceDisplay:
         for chosen, label, look in marks:
             if chosen.any():
                 ax.scatter(self.positions[chosen], bounds[chosen], s=18, label=label, zorder=3, **look)
-        if self._runs.others:
+        if self._others:
             ax.plot(
                 [], [], color=_OTHER, marker="D", markersize=3.5, linestyle="", label="end of another start"
             )
@@ -184,7 +183,7 @@ class ConvergenceDisplay:
         )
         for values, label, colour, marker, style in lines:
             look: dict[str, Any] = {"color": colour, "linestyle": style, "marker": marker, "label": label}
-            for part in self._runs.lines:
+            for part in self._lines:
                 some = part[values[part] > 0]
                 if len(some):
                     ax.plot(self.positions[some], values[some], markersize=3.5, linewidth=1.2, **look)
@@ -227,22 +226,13 @@ class ConvergenceDisplay:
     _draw = MappingProxyType({"log-likelihood": _likelihood, "gain": _gain, "rows": _rows, "bytes": _bytes})
 
 
-@dataclass(frozen=True, eq=False)
-class _Runs:
-    """The iterations of a fit, as arrays of their places in the history.
+def _runs(
+    bounds: Floats, full: NDArray[np.bool_], accepted: NDArray[np.bool_], scored: Floats
+) -> tuple[list[NDArray[np.intp]], list[NDArray[np.intp]]]:
+    """Return the lines of the run that was kept, and the other starts, as places in the history.
 
-    ``lines`` are iterations of the run that was kept whose log-likelihoods can be compared: accepted ones on
-    one sample, or over all rows. ``others`` are those of each other start.
-    """
-
-    lines: list[NDArray[np.intp]]
-    others: list[NDArray[np.intp]]
-
-
-def _runs(bounds: Floats, full: NDArray[np.bool_], accepted: NDArray[np.bool_], scored: Floats) -> _Runs:
-    """Return the iterations of a fit by starts and samples.
-
-    Before the first pass over all rows starts are tried on samples that grow. On one of them the start that
+    A line has accepted iterations whose log-likelihoods can be compared: on one sample, or over all rows.
+    Before the first pass over all rows starts are tried on samples that grow; on each of these the start that
     ends highest is kept.
     """
     first_full = int(full.argmax()) if full.any() else len(full)
@@ -258,7 +248,7 @@ def _runs(bounds: Floats, full: NDArray[np.bool_], accepted: NDArray[np.bool_], 
     later = np.flatnonzero(~full & accepted)
     later = later[later > first_full]
     lines += np.split(later, np.flatnonzero(np.diff(later) > 1) + 1) if len(later) else []
-    return _Runs(lines, others)
+    return lines, others
 
 
 def _starts(bounds: Floats, numbers: NDArray[np.intp], accepted: NDArray[np.bool_]) -> list[NDArray[np.intp]]:

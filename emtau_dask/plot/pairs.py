@@ -51,15 +51,6 @@ class PairsDisplay:
     axes_ : ndarray of shape (m, m) of matplotlib Axes
         Those above the diagonal are switched off.
     figure_ : matplotlib Figure
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from emtau_dask import GaussianMixture
-    >>> from emtau_dask.plot import PairsDisplay
-    >>> X = np.random.default_rng(0).normal(size=(500, 3))
-    >>> gm = GaussianMixture(2, random_state=0).fit(X)
-    >>> display = PairsDisplay.from_estimator(gm, X)  # doctest: +SKIP
     """
 
     def __init__(self, panels: dict[tuple[int, int], ComponentsDisplay], labels: tuple[str, ...]) -> None:
@@ -122,18 +113,20 @@ class PairsDisplay:
         """Draw the panels; ``ax`` as for `from_estimator`."""
         m = len(self.labels)
         size = INCHES * m + 0.9
-        axes = np.array(several_axes(ax, m * m, m, (size, size)), dtype=object).reshape(m, m)
-        for row, column in np.ndindex(m, m):
+        grid = several_axes(ax, m * m, m, (size, size))
+        for i, each in enumerate(grid):
+            row, column = divmod(i, m)
             if column > row:
-                axes[row, column].set_axis_off()
+                each.set_axis_off()
                 continue
-            self.panels[row, column].draw(axes[row, column])
-            self._dress(axes[row, column], row, column)
-        self.axes_, self.figure_ = axes, figure_of(axes[0, 0])
+            self.panels[row, column].draw(each)
+            self._dress(each, row, column)
+        self.axes_ = np.array(grid, dtype=object).reshape(m, m)
+        self.figure_ = figure_of(grid[0])
         lines = self.panels[0, 0].legend_lines
         if m > 1:
             lines += self.panels[1, 0].legend_lines
-        legend(axes[0, -1], handles=lines, loc="upper right")
+        legend(grid[m - 1], handles=lines, loc="upper right")
         return self
 
     def _dress(self, ax: Axes, row: int, column: int) -> None:
