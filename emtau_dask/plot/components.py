@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-DEVIATIONS, WIDTHS = (1.0, 2.0), (2.0, 1.1)
+DEVIATIONS, WIDTHS = (1.0, 2.0), (2.0, 1.3)
 MAX_COMPONENTS, MAX_NUMBERS = 60, 40
 """Maximum components that are drawn, and that have a number; the heaviest are chosen."""
 CURVE_POINTS = 400

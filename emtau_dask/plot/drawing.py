@@ -112,7 +112,7 @@ def dress(ax: Axes, title: str, labels: Sequence[str], below: str = "") -> None:
     if below:
         look: dict[str, Any] = {"fontsize": 8, "color": FAINT, "parse_math": False, "va": "bottom"}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        ax.annotate(below, (0, 1), xytext=(0, 5), **place, **look)
+        ax.annotate(below, (0, 1), xytext=(0, 5), in_layout=False, **place, **look)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
