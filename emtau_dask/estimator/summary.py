@@ -123,7 +123,7 @@ class FitSummary:
         headings = filter(any, zip(*map(_in_two, ("#", *table.headings)), strict=True))
         rows = [*headings, *((str(number), *texts) for number, texts in table.texts.items())]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [(" " * COLUMN_SPACE).join(map(str.rjust, row, widths)) for row in rows]
+        lines = [(" " * COLUMN_SPACE).join(map(str.rjust, row, widths)).rstrip() for row in rows]
         below = (wrap(text, LINE, subsequent_indent="  ") for text in self._about_components(table))
         about_fit = [*self.trust_lines, *self._course_lines]
         return "\n".join([table.title, "", *lines, *chain.from_iterable(below), "", *about_fit])

@@ -17,16 +17,14 @@ from emtau_dask.plot.drawing import (
     DENSITY,
     FEW_ROWS,
     INK,
-    LINES,
-    MARKERS,
     MAX_ROWS,
-    PALETTE,
     Plane,
     cells_of,
     counted,
     dress,
     figure_of,
     legend,
+    look_of,
     plane_of,
     rows_to_show,
     single_axes,
@@ -199,10 +197,9 @@ class ComponentsDisplay:
     def _in_a_plane(self, ax: Axes, points: Floats, low: Floats, high: Floats) -> None:
         if len(points) <= FEW_ROWS:
             for k in np.unique(self.labels):
-                own = points[self.labels == k]
-                look: dict[str, Any] = {"s": 11, "color": PALETTE[k % len(PALETTE)], "linewidths": 0}
-                look |= {"marker": MARKERS[k % len(MARKERS)], "alpha": 0.6}
-                ax.scatter(own[:, 0], own[:, 1], rasterized=True, **look)
+                own, (colour, _, marker) = points[self.labels == k], look_of(int(k))
+                look: dict[str, Any] = {"color": colour, "marker": marker, "s": 11, "linewidths": 0}
+                ax.scatter(own[:, 0], own[:, 1], alpha=0.6, rasterized=True, **look)
         else:
             self._density(ax, points, low, high)
         for k in self.shown:
@@ -224,17 +221,13 @@ class ComponentsDisplay:
     def _ellipses(self, ax: Axes, k: int) -> None:
         from matplotlib.patches import Ellipse
 
-        colour = PALETTE[k % len(PALETTE)]
+        colour, style, _ = look_of(k)
         variances, vectors = np.linalg.eigh(self.covariances[k])
         angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
         for deviations, width in zip(DEVIATIONS, WIDTHS, strict=True):
             height, length = 2 * deviations * np.sqrt(np.maximum(variances, 0.0))
             shape = {"xy": tuple(self.means[k]), "width": length, "height": height, "angle": angle}
-            look: dict[str, Any] = {
-                "edgecolor": colour,
-                "linewidth": width,
-                "linestyle": LINES[k % len(LINES)],
-            }
+            look: dict[str, Any] = {"edgecolor": colour, "linestyle": style, "linewidth": width}
             ellipse = Ellipse(**shape, fill=False, path_effects=_halo(width), zorder=3, **look)
             ax.add_patch(ellipse)
             self.ellipses_.append(ellipse)
@@ -255,8 +248,8 @@ class ComponentsDisplay:
         curves = scales[:, np.newaxis] * np.exp(-0.5 * z**2)
         mixture = ax.plot(x, curves.sum(axis=0), color="#808080", linewidth=3.5, label="mixture")
         for k in self.shown:
-            look: dict[str, Any] = {"color": PALETTE[k % len(PALETTE)], "linestyle": LINES[k % len(LINES)]}
-            self.curves_ += ax.plot(x, curves[k], linewidth=1.6, label=f"component {k}", **look)
+            colour, style, _ = look_of(int(k))
+            self.curves_ += ax.plot(x, curves[k], style, color=colour, linewidth=1.6, label=f"component {k}")
         self.curves_ += mixture
         ax.set_ylim(bottom=0)
         self.density_, self.edges_ = density, (edges,)

@@ -141,6 +141,12 @@ def legend(ax: Axes, **options: Any) -> None:
         text.set_parse_math(False)
 
 
+def look_of(component: int) -> tuple[str, str, str]:
+    """Return the colour, line style and marker of a component; these differ for the first 32."""
+    k, turn = component % len(PALETTE), component // len(PALETTE)
+    return PALETTE[k], LINES[(k + turn) % len(LINES)], MARKERS[(k + turn) % len(MARKERS)]
+
+
 def figure_of(ax: Axes) -> Figure:
     """Return the figure of axes, also of axes in a subfigure."""
     return ax.figure.figure

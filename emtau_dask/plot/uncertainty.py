@@ -161,7 +161,7 @@ class UncertaintyDisplay:
             ax.axhline(-line, color=FAINT, linewidth=0.6)
         labels = ("largest responsibility", "component (bars: % of its rows, log from 0.1)")
         dress(ax, "How sure rows are of their component", labels, counted(self.drawn))
-        every = max(1, len(self.shown) // 20)
+        every = max(1, -(-len(self.shown) // 25))
         ax.set_yticks(-np.arange(0, len(self.shown), every), [f"{k}" for k in self.shown[::every]])
         ax.set_ylim(-len(self.shown) + 0.9, 1.0)
         right = ax.secondary_yaxis("right")

@@ -12,7 +12,7 @@ import numpy as np
 from emtau_dask.estimator.findings import label_shares, share_between_components
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
-from emtau_dask.estimator.summary import FitSummary, share_text, with_labels
+from emtau_dask.estimator.summary import FitSummary, share_text, with_labelsfrom emtau_dask.plot.drawing import counted
 
 MAX_NAME_LENGTH = 48
 SHOWN_FEATURES, MAX_FEATURES, MAX_COMPONENTS = 6, 200, 40
@@ -124,8 +124,8 @@ def summary_of_rows(subject: Subject) -> FitSummary:
     if drawn is None:
         return summary
     shares, certain = label_shares(drawn.rows, drawn.weights, subject.model.parameters_)
-    counted = f"in {len(drawn.rows):,} of {drawn.total:,} rows, drawn at random"
-    return with_labels(summary, (shares * (subject.rows or drawn.total)).tolist(), certain.tolist(), counted)
+    rows = shares * (subject.rows or drawn.total)
+    return with_labels(summary, rows.tolist(), certain.tolist(), f"in {counted(drawn)}")
 
 
 def tables_of(subject: Subject, summary: FitSummary) -> Tables:

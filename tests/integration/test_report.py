@@ -136,7 +136,7 @@ def test_data_are_shown_where_they_are_given(run):
     assert result.exit_code == 0, result.output
     page = page_at("out.html")
     assert len(page.of("svg")) == 7
-    assert "900 of 900 rows, drawn at random" in page.text
+    assert "in all 900 rows" in page.text
 
 
 def test_recorded_data_are_read_only_where_that_is_asked_for(run, fitted):
@@ -365,7 +365,7 @@ def test_fit_writes_the_report_that_its_output_asks_for(workplace):
     assert json.loads(result.output[result.output.index("{") :])["report"] == "out/report.html"
     page = page_at("out/report.html")
     assert len(page.of("svg")) == 7
-    assert "900 of 900 rows" in page.text
+    assert "in all 900 rows" in page.text
     assert "numpy" in page.text
 
 
