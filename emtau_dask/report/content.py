@@ -12,7 +12,8 @@ import numpy as np
 from emtau_dask.estimator.findings import label_shares, share_between_components
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
-from emtau_dask.estimator.summary import FitSummary, share_text, with_labelsfrom emtau_dask.plot.drawing import counted
+from emtau_dask.estimator.summary import FitSummary, share_text, with_labels
+from emtau_dask.plot.drawing import counted
 
 MAX_NAME_LENGTH = 48
 SHOWN_FEATURES, MAX_FEATURES, MAX_COMPONENTS = 6, 200, 40
