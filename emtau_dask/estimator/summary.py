@@ -120,11 +120,12 @@ class FitSummary:
 
     def __str__(self) -> str:
         table = component_texts(self)
-        headings = filter(any, zip(*map(_in_two, ("#", *table.headings)), strict=True))
-        rows = [*headings, *((str(number), *texts) for number, texts in table.texts.items())]
+        chosen = table.on_a_line
+        headings = filter(any, zip(*map(_in_two, ("#", *table.headings(chosen))), strict=True))
+        rows = [*headings, *table.rows(chosen)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [(" " * COLUMN_SPACE).join(map(str.rjust, row, widths)).rstrip() for row in rows]
-        below = (wrap(text, LINE, subsequent_indent="  ") for text in self._about_components(table))
+        below = (wrap(text, LINE, subsequent_indent="  ") for text in self._below(table, chosen))
         about_fit = [*self.trust_lines, *self._course_lines]
         return "\n".join([table.title, "", *lines, *chain.from_iterable(below), "", *about_fit])
 
@@ -132,14 +133,30 @@ class FitSummary:
 
     def _repr_html_(self) -> str:
         table = component_texts(self)
-        rows = ((str(number), *texts) for number, texts in table.texts.items())
-        below = self._about_components(table), self.trust_lines, self._course_lines
+        chosen = table.on_a_line
+        below = self._below(table, chosen), self.trust_lines, self._course_lines
         texts = ("<br/>".join(escape(shown(line)) for line in lines) for lines in below if lines)
         paragraphs = "".join(f"<p>{text}</p>" for text in texts)
-        return html_table(table.title, ("#", *table.headings), rows) + paragraphs
+        return html_table(table.title, ("#", *table.headings(chosen)), table.rows(chosen)) + paragraphs
 
-    def _about_components(self, table: ComponentTexts) -> list[str]:
-        return [*table.below, *(f"suspicious: {remark}" for remark in self.remarks)]
+    def _below(self, table: ComponentTexts, chosen: Sequence[int]) -> list[str]:
+        """Return what is omitted in a table with the chosen features, what its columns mean, and remarks."""
+        k, d = len(self.components), len(table.names)
+        omitted = []
+        if len(table.shown) < k:
+            omitted.append(f"the {len(table.shown)} heaviest of {k} components")
+        if len(chosen) < d:
+            omitted.append(f"the {len(chosen)} of {d} features that separate the components best")
+        meaning = (
+            f"rows: by {self.rows_by}; certain: share of them with a responsibility of at least {CERTAIN}, "
+            f"{self.certain_in}"
+        )
+        known = [meaning] if "certain" in table.before else []
+        return [
+            *filter(None, ["; ".join(omitted)]),
+            *known,
+            *(f"suspicious: {each}" for each in self.remarks),
+        ]
 
     @property
     def trust_lines(self) -> list[str]:
@@ -167,82 +184,81 @@ class FitSummary:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ComponentTexts:
     """The components of a fit as texts, for a table of any kind.
 
     Attributes
     ----------
     title : str
-    headings : tuple of str
-        "weight", "rows" and "certain" where these are known, then the names of features.
-    texts : mapping of int to tuple of str
-        The row of a component by its number: its weight, and for each feature "mean ± standard deviation".
-        If there are more than 40 components, the 40 heaviest in descending order of weight.
-    below : tuple of str
-        Which components and features are in the table, if not all; what its columns mean.
+    before : mapping of str to list of str
+        Columns of all components before the features: "weight", "rows" and "certain" where these are known.
+    names : tuple of str
+        Of the features.
+    columns : tuple of list of str
+        For each feature, "mean ± standard deviation" of all components.
+    between : ndarray of shape (n_features,)
+        The share of each feature's variance that is between components.
+    shown : tuple of int
+        The components of the table: all, or the 40 heaviest in descending order of weight.
     """
 
     title: str
-    headings: tuple[str, ...]
-    texts: Mapping[int, tuple[str, ...]]
-    below: tuple[str, ...]
+    before: Mapping[str, list[str]]
+    names: tuple[str, ...]
+    columns: tuple[list[str], ...]
+    between: Floats
+    shown: tuple[int, ...]
+
+    def headings(self, chosen: Sequence[int]) -> tuple[str, ...]:
+        """Return the headings of a table with the chosen features, without that of the component."""
+        return (*self.before, *(self.names[j] for j in chosen))
+
+    def rows(self, chosen: Sequence[int]) -> list[tuple[str, ...]]:
+        """Return the rows of a table with the chosen features; the first text is the component's number."""
+        columns = [*self.before.values(), *(self.columns[j] for j in chosen)]
+        return [(str(i), *(column[i] for column in columns)) for i in self.shown]
+
+    @property
+    def order(self) -> list[int]:
+        """The features, those that separate components best first."""
+        return [int(j) for j in np.argsort(-self.between, kind="stable")]
+
+    @property
+    def on_a_line(self) -> list[int]:
+        """The features that fit on a line of 80: all, or those that separate components best."""
+        taken = len(f"{max(self.shown)}") + sum(_width(name, each) for name, each in self.before.items())
+        widths = [_width(*each) for each in zip(self.names, self.columns, strict=True)]
+        if taken + sum(widths) <= LINE:
+            return [*range(len(widths))]
+        ends = accumulate(widths[j] for j in self.order)
+        return sorted(self.order[: max(1, sum(taken + end <= LINE for end in ends))])
 
 
 def component_texts(summary: FitSummary) -> ComponentTexts:
-    """Return the components of a summary as texts; means that are rounding noise are 0.
-
-    If not all features fit on a line of 80, the table has those that separate the components best.
-    """
+    """Return the components of a summary as texts; means that are rounding noise are 0."""
     components = summary.components
     weights = np.array([component.weight for component in components])
     deviations = np.array([component.standard_deviations for component in components])
     means = np.array([component.mean for component in components])
     scale = np.maximum(np.abs(means), deviations).max(axis=0)
     means = np.where(np.abs(means) < NOISE * scale, 0.0, means)
-    k, features = means.shape
-    numbers = range(k) if k <= MAX_COMPONENTS else np.argsort(-weights, kind="stable")[:MAX_COMPONENTS]
-    names = [one_line(name) for name in summary.feature_names or (f"feature {j}" for j in range(features))]
-    first, meaning = _first_columns(summary)
-    columns = [_mean_texts(means[:, j], deviations[:, j]) for j in range(features)]
-    widths = [
-        max(map(len, [*_in_two(name), *column])) + COLUMN_SPACE
-        for name, column in zip(names, columns, strict=True)
-    ]
-    taken = len(str(k)) + sum(COLUMN_SPACE + max(map(len, [name, *texts])) for name, texts in first.items())
-    chosen = _features_on_a_line(
-        widths, LINE - taken, share_between_components(weights, means, deviations**2)
-    )
-    rows, omitted = f" in {summary.rows:,} rows" if summary.rows else "", []
-    if k > MAX_COMPONENTS:
-        omitted.append(f"the {MAX_COMPONENTS} heaviest of {k} components")
-    if len(chosen) < features:
-        omitted.append(f"the {len(chosen)} of {features} features that separate the components best")
-    return ComponentTexts(
-        f"{_counted(k, 'component')}{rows}, {_counted(features, 'feature')}, "
-        f"{summary.covariance_type} covariance",
-        (*first, *(names[j] for j in chosen)),
-        {
-            int(i): (*(texts[i] for texts in first.values()), *(columns[j][i] for j in chosen))
-            for i in numbers
-        },
-        tuple(filter(None, ["; ".join(omitted), meaning])),
-    )
-
-
-def _first_columns(summary: FitSummary) -> tuple[dict[str, list[str]], str]:
-    """Return the columns of texts before the features, and what the last of them means."""
-    components = summary.components
-    columns, meaning = {"weight": [f"{component.weight:.4f}" for component in components]}, ""
+    k, d = means.shape
+    before = {"weight": [f"{weight:.4f}" for weight in weights]}
     if summary.rows:
-        columns["rows"] = [f"{component.rows:,.0f}" for component in components]
-    if any(math.isfinite(component.certain) for component in components) and len(components) > 1:
-        columns["certain"] = [share_text(component.certain) for component in components]
-        meaning = (
-            f"rows: by {summary.rows_by}; certain: share of them with a responsibility of at least "
-            f"{CERTAIN}, {summary.certain_in}"
-        )
-    return columns, meaning
+        before["rows"] = [f"{component.rows:,.0f}" for component in components]
+    if k > 1 and any(math.isfinite(component.certain) for component in components):
+        before["certain"] = [share_text(component.certain) for component in components]
+    rows = f" in {summary.rows:,} rows" if summary.rows else ""
+    numbers = range(k) if k <= MAX_COMPONENTS else np.argsort(-weights, kind="stable")[:MAX_COMPONENTS]
+    return ComponentTexts(
+        f"{_counted(k, 'component')}{rows}, {_counted(d, 'feature')}, {summary.covariance_type} covariance",
+        before,
+        tuple(one_line(name) for name in summary.feature_names or (f"feature {j}" for j in range(d))),
+        tuple(_mean_texts(means[:, j], deviations[:, j]) for j in range(d)),
+        share_between_components(weights, means, deviations**2),
+        tuple(map(int, numbers)),
+    )
 
 
 def share_text(share: float) -> str:
@@ -261,13 +277,9 @@ def _in_two(name: str) -> tuple[str, str]:
     return name[:end].rstrip(), name[end:]
 
 
-def _features_on_a_line(widths: Sequence[int], width: int, between: Floats) -> Sequence[int]:
-    """Return the features whose columns fit into a width: all, or those that separate components best."""
-    if sum(widths) <= width:
-        return range(len(widths))
-    best = [int(j) for j in np.argsort(-between, kind="stable")]
-    ends = accumulate(widths[j] for j in best)
-    return sorted(best[: max(1, sum(end <= width for end in ends))])
+def _width(heading: str, texts: Sequence[str]) -> int:
+    """Return the width of a column and the space before it, with its heading in two lines."""
+    return COLUMN_SPACE + max(map(len, [*_in_two(heading), *texts]))
 
 
 def _mean_texts(means: NDArray[np.float64], deviations: NDArray[np.float64]) -> list[str]:

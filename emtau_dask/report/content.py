@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-import numpy as np
-
-from emtau_dask.estimator.findings import label_shares, share_between_components
+from emtau_dask.estimator.findings import label_shares
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
-from emtau_dask.estimator.summary import FitSummary, share_text, with_labels
+from emtau_dask.estimator.summary import FitSummary, component_texts, with_labels
 from emtau_dask.plot.drawing import counted
 
 MAX_NAME_LENGTH = 48
-SHOWN_FEATURES, MAX_FEATURES, MAX_COMPONENTS = 6, 200, 40
-"""Maximum features of the first table, and of all tables; maximum components. The page says what is
-omitted."""
+SHOWN_FEATURES, MAX_FEATURES = 6, 200
+"""Maximum features of the first table, and of all tables; the page says what is omitted."""
 STATES = MappingProxyType(
     {"tol": "Converged", "no-active-rows": "Ended without active rows", "max-iter": "Not converged"}
 )
@@ -131,40 +128,24 @@ def summary_of_rows(subject: Subject) -> FitSummary:
 
 def tables_of(subject: Subject, summary: FitSummary) -> Tables:
     """Return the tables of a fitted mixture."""
-    components, names = summary.components, subject.names
-    weights = np.array([component.weight for component in components])
-    means = np.array([component.mean for component in components])
-    deviations = np.array([component.standard_deviations for component in components])
-    k, d = means.shape
-    between = share_between_components(weights, means, deviations**2)
-    by_separation = np.argsort(-between, kind="stable")
-    order = by_separation if d > SHOWN_FEATURES else np.arange(d)
-    shown = np.sort(np.argsort(-weights, kind="stable")[:MAX_COMPONENTS])
+    texts = component_texts(replace(summary, feature_names=tuple(subject.names)))
+    k, d = len(summary.components), len(texts.names)
     omitted = []
-    if k > MAX_COMPONENTS:
-        omitted.append(f"The {MAX_COMPONENTS} heaviest of {k:,} components are shown.")
+    if len(texts.shown) < k:
+        omitted.append(f"The {len(texts.shown)} heaviest of {k:,} components are shown.")
     if d > MAX_FEATURES:
         omitted.append(f"Tables have the {MAX_FEATURES} of {d:,} features that separate components best.")
-    cells = [[f"{means[i, j]:.4g} ± {deviations[i, j]:.3g}" for j in order[:MAX_FEATURES]] for i in range(k)]
-    counts = [
-        (f"{each.weight:.4f}", f"{each.rows:,.0f}" if each.rows else "–", share_text(each.certain))
-        for each in components
-    ]
-    first = order[:SHOWN_FEATURES]
-    table = Cells(
-        ("component", "weight", "rows", "certain", *(names[j] for j in first)),
-        tuple((str(i), *counts[i], *cells[i][: len(first)]) for i in shown),
+    first = texts.order[:SHOWN_FEATURES] if d > SHOWN_FEATURES else range(d)
+    components = Cells(("component", *texts.headings(first)), tuple(texts.rows(first)))
+    means = Cells(
+        ("feature", "between components", *(f"component {i}" for i in texts.shown)),
+        tuple(
+            (texts.names[j], f"{texts.between[j]:.0%}", *(texts.columns[j][i] for i in texts.shown))
+            for j in texts.order[:MAX_FEATURES]
+        ),
     )
-    by_feature = None
-    if d > SHOWN_FEATURES:
-        by_feature = Cells(
-            ("feature", "between components", *(f"component {i}" for i in shown)),
-            tuple(
-                (names[j], f"{between[j]:.0%}", *(cells[i][place] for i in shown))
-                for place, j in enumerate(order[:MAX_FEATURES])
-            ),
-        )
-    return Tables(table, by_feature, tuple(names[j] for j in by_separation), tuple(omitted))
+    order = tuple(texts.names[j] for j in texts.order)
+    return Tables(components, means if d > SHOWN_FEATURES else None, order, tuple(omitted))
 
 
 def state(subject: Subject) -> str:

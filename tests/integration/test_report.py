@@ -99,7 +99,7 @@ def test_a_report_of_a_folder_a_model_and_a_checkpoint(run, place):
     assert f"{model.lower_bound_:.9g}" in page.text
     for k in range(2):
         assert f"{model.weights_[k]:.4f}" in page.text
-        assert f"{model.means_[k, 0]:.4g} ± {np.sqrt(model.covariances_[k, 0, 0]):.3g}" in page.text
+        assert f"{model.means_[k, 0]:.2f} ± {np.sqrt(model.covariances_[k, 0, 0]):.2f}" in page.text
     assert "The data were not at hand" in page.text
     assert len(page.of("svg")) == 4
     knows_config = place != "runs/points/model.zarr"
