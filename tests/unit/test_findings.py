@@ -68,6 +68,15 @@ def test_no_nearly_equal_pair_is_missed(covariance_type):
     assert found == {pair: overlap for pair, overlap in every.items() if overlap >= 0.9}
 
 
+def test_components_that_differ_along_a_correlation_are_found_too():
+    """Each feature tells them apart a little, but all tell the same: the features do not add up."""
+    matrix = np.full((3, 3), 0.95) + 0.05 * np.eye(3)
+    difference = np.full(3, 0.6)
+    ((*_, overlap),) = nearly_equal(mixture([np.zeros(3), difference], [matrix] * 2))
+    assert overlap == pytest.approx(np.exp(-difference @ np.linalg.solve(matrix, difference) / 8))
+    assert np.exp(-(difference**2).sum() / 8) < 0.9 < overlap
+
+
 def test_equal_components_are_named_and_others_are_not():
     means = [[0.0, 0.0], [0.05, 0.0], [4.0, 0.0]]
     parameters = mixture(means, [np.eye(2)] * 3)
