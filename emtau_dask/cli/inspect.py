@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -24,7 +22,7 @@ from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.resuming import open_saved
-from emtau_dask.estimator.summary import component_texts, gap_text, stop_text
+from emtau_dask.estimator.summary import gain_text
 from emtau_dask.selection.table import table_of_values
 from emtau_dask.storage.commits import FORMAT, VERSION
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
@@ -35,41 +33,6 @@ LAST_ITERATIONS = 10
 UNRESOLVED = ("algorithm", "tol", "n_init", "acceleration")
 """Settings whose text or None is resolved by the shape of the data."""
 MODEL, CHECKPOINT = OWN_GROUPS[MODEL_FORMAT], OWN_GROUPS[FORMAT]
-
-
-def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | None) -> Table:
-    """Return a table of a fitted model's components; of more than 40 the heaviest, in descending order.
-
-    ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
-    """
-    texts = component_texts(model.summary())
-    weight, *values = texts.headings
-    counted = [] if label_counts is None else ["rows"]
-    table = Table(title=texts.title, caption=texts.omitted)
-    for heading in ("#", weight, *counted, *values):
-        table.add_column(heading, justify="right")
-    for number, (weight, *values) in texts.texts.items():
-        counted = [] if label_counts is None else [f"{label_counts[number]:,}"]
-        table.add_row(str(number), weight, *counted, *values)
-    return table
-
-
-def fit_table(model: GaussianMixture, data: str, rows: int) -> Table:
-    """Return a table on the fit of a model; ``data`` is a text on its data, ``rows`` is N."""
-    history = model.history_
-    seconds = sum(record.seconds for record in history)
-    read = sum(record.bytes_read for record in history)
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    table.add_row("data", data)
-    table.add_row("stopped", stop_text(model.stop_reason_))
-    table.add_row("iterations", f"{model.n_iter_:,}")
-    table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
-    table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
-    table.add_row("estimated gap", gap_text(model.gap_))
-    table.add_row("iterating took", f"{seconds:.3g} s, {read / 1e6:,.1f} MB read")
-    return table
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +57,8 @@ def inspect_place(place: str) -> Inspection:
     if kind == MODEL:
         model = GaussianMixture.load(place)
         values, texts = _selection_in(folder)
-        tables = _model_table(place, model), component_table(model, None)
-        return Inspection(_model_values(place, model) | values, (*texts, *tables))
+        found = f"model in {place}", str(model.summary())
+        return Inspection(_model_values(place, model) | values, (*texts, *found))
     if kind is not None and kind != CHECKPOINT:
         raise InvalidDataError(
             f"{place} is {kind}, not a checkpoint or a model. Give the path of one; data.path in a config "
@@ -160,19 +123,6 @@ def _model_values(place: str, model: GaussianMixture) -> dict[str, Any]:
         "covariances": model.covariances_.tolist(),
         "history": [_record_values(record) for record in model.history_],
     }
-
-
-def _model_table(place: str, model: GaussianMixture) -> Table:
-    names = getattr(model, "feature_names_in_", None)
-    lines = {
-        "mixture": f"{len(model.weights_)} components, {model.parameters_.covariance_type}",
-        "features": f"{model.n_features_in_:,}" if names is None else ", ".join(map(one_line, names)),
-        "iterations": f"{model.n_iter_:,}",
-        "lower bound": f"{model.lower_bound_:.9g} nats per row",
-        "estimated gap": gap_text(model.gap_),
-        "stopped": stop_text(model.stop_reason_),
-    }
-    return text_table(f"model in {place}", lines)
 
 
 def inspect_run(run: str) -> dict[str, Any]:
@@ -253,8 +203,8 @@ def run_table(described: dict[str, Any]) -> Table:
         "data": f"{described['rows']:,} rows × {config['n_features']} features",
         "start": f"{described['start']} of {described['starts']}",
         "iteration": f"{described['iteration']} of at most {config['max_iter']}",
-        "lower bound": "-" if bound is None else f"{bound:.9g} nats per row",
-        "estimated gap": gap_text(described["gap"]),
+        "log-likelihood per row": "-" if bound is None else f"{bound:.9g} nats",
+        "could still gain": gain_text(described["gap"]),
         "active rows": f"{described['active_rows']:,}",
         "stop reason": described["stop_reason"] or "-",
     }
@@ -269,7 +219,7 @@ def history_table(described: dict[str, Any]) -> Table:
     table = Table(
         box=SIMPLE_HEAD, title=f"last {min(LAST_ITERATIONS, len(history))} of {len(history)} iterations"
     )
-    for name in ("iteration", "lower bound", "active rows", "chunks", "bytes read", "seconds"):
+    for name in ("iteration", "log-likelihood per row", "active rows", "chunks", "bytes read", "seconds"):
         table.add_column(name, justify="right")
     for record in history[-LAST_ITERATIONS:]:
         table.add_row(

@@ -254,12 +254,11 @@ def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None
 def _print_tables(result: RunResult) -> None:
     from emtau_dask.cli.console import console_on
     from emtau_dask.cli.inputs import data_text
-    from emtau_dask.cli.inspect import component_table, fit_table
+    from emtau_dask.estimator.summary import with_labels
 
-    console = console_on(sys.stdout)
-    console.print(component_table(result.model, result.label_counts))
-    data = data_text(result.outputs.config, result.inputs)
-    console.print(fit_table(result.model, data, result.inputs.rows.shape[0]))
+    console, summary, counts = console_on(sys.stdout), result.model.summary(), result.label_counts
+    console.print(str(summary if counts is None else with_labels(summary, counts.tolist())))
+    console.print(f"data: {data_text(result.outputs.config, result.inputs)}")
     for what, path in result.outputs.places.items():
         echo(f"{what} saved in {path}")
 
@@ -268,7 +267,7 @@ def _not_converged(result: RunResult) -> str:
     """Return the message for a fit that stopped at max_iter: its last change, and how to continue."""
     stop, run = result.outputs.config.stop, result.outputs.config.checkpoint.path
     change = result.model.history_.last_change
-    last = f", after a change of the bound by {change:.2g} nats per row" if math.isfinite(change) else ""
+    last = f", after the log-likelihood changed by {change:.2g} per row" if math.isfinite(change) else ""
     remedy = "Raise one of them for a converged fit."
     if run is not None:
         remedy = f"To continue: emtau resume {shlex.quote(run)} --set stop.max_iter={2 * stop.max_iter}"

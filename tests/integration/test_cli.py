@@ -80,7 +80,7 @@ def test_fit_writes_the_model_and_its_labels() -> None:
     np.testing.assert_array_equal(values("out/labels.zarr", "scores"), model.score_samples(rows))
     for count in np.bincount(labels):
         assert f" {count} " in result.stdout
-    for part in ("converged", "passes over 1,000 rows", "nats per row"):
+    for part in ("converged", "passes over 1,000 rows", "log-likelihood per row"):
         assert part in result.stdout
 
 
