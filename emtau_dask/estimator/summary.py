@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.errors import html_table, one_line, shown
+from emtau_dask.errors import counted, html_table, one_line, shown
 from emtau_dask.estimator.findings import (
     CERTAIN,
     expected_certainty,
@@ -177,7 +177,7 @@ class FitSummary:
 
     @property
     def _course_lines(self) -> list[str]:
-        course = f"{_counted(self.n_iter, 'iteration')}, {self.work:.4g} passes over {self.rows:,} rows"
+        course = f"{counted(self.n_iter, 'iteration')}, {self.work:.4g} passes over {self.rows:,} rows"
         return [
             f"ran: {course}, {self.seconds:.3g} s, {self.bytes_read / 1e6:,.1f} MB read",
             *(f"note: {one_line(note)}" for note in self.notes),
@@ -252,7 +252,7 @@ def component_texts(summary: FitSummary) -> ComponentTexts:
     rows = f" in {summary.rows:,} rows" if summary.rows else ""
     numbers = range(k) if k <= MAX_COMPONENTS else np.argsort(-weights, kind="stable")[:MAX_COMPONENTS]
     return ComponentTexts(
-        f"{_counted(k, 'component')}{rows}, {_counted(d, 'feature')}, {summary.covariance_type} covariance",
+        f"{counted(k, 'component')}{rows}, {counted(d, 'feature')}, {summary.covariance_type} covariance",
         before,
         tuple(one_line(name) for name in summary.feature_names or (f"feature {j}" for j in range(d))),
         tuple(_mean_texts(means[:, j], deviations[:, j]) for j in range(d)),
@@ -361,11 +361,7 @@ def gain_text(gap: float | None) -> str:
 def ratio_text(error: float, gap: float) -> str:
     """Return the ratio of the sampling error to what the fit could still gain, for people."""
     if gap <= 0 or error / gap >= MAX_RATIO:
-        return "far more than it could still gain"
+        return "far more than that"
     ratio = error / gap
     digits = ",.0f" if ratio >= 10 else ".2g"
-    return f"{ratio:{digits}} times what it could still gain"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{ratio:{digits}} times that"
