@@ -56,9 +56,10 @@ stop:
 ```
 
 Relative paths are relative to the working directory, those of `output.model` and `output.labels` to
-`output.directory`. Anything else than what the tables allow is refused, with the key's full name and the nearest
-valid one. A key with a name in brackets belongs to what has that name: `algorithm.tau` (em-tau) to
-`algorithm.name: em-tau`. A key whose default is `null` allows `null`. Integers are at most 10¹², where the table names no limit.
+`output.directory`. Anything else than what the tables allow is refused, with the key's full name and the
+nearest valid one. A key with a name in brackets belongs to what has that name: `algorithm.tau` (em-tau) to
+`algorithm.name: em-tau`. A key whose default is `null` allows `null`. Integers are at most 10¹², where the
+table names no limit.
 """
 
 
@@ -195,13 +196,19 @@ def allowed_text(key: Key) -> str:
     return text.removesuffix(" or null") if key.field.default is None else text
 
 
+def value_text(key: Key) -> str:
+    """Return what values a key takes: what is allowed, behind its type where that is a range."""
+    kind, allowed = type_text(key.field.annotation), allowed_text(key)
+    return f"{kind.partition(' or ')[0]} {allowed}" if re.match(r"[\d≥]|above", allowed) else allowed or kind
+
+
 def table(title: str, listed: list[Key]) -> str:
     """Return a section's keys as a table."""
-    lines = [f"## {title}\n", "| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+    lines = [f"## {title}\n", "| key | value | default | meaning |", "|---|---|---|---|"]
     for key in listed:
         name = f"`{key.path}`" + (f" ({', '.join(key.variants)})" if key.variants else "")
         meaning = re.sub(r"`+([^`]+)`+", r"`\1`", key.meaning).replace("`None`", "`null`")
-        cells = [name, type_text(key.field.annotation), default_text(key), allowed_text(key), meaning]
+        cells = [name, value_text(key), default_text(key), meaning]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
 
