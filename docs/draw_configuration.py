@@ -31,7 +31,9 @@ COMPLETED = {"output.directory": "`runs/` and the name of the config", "algorith
 TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
 SHORTER = (
     (f" and at most {MAX_ITERATIONS:,}", ""),
-    (r"(an integer|a finite number) of at least (\S+) and at most (\S+)", r"\2 to \3"),
+    (f"{2**64 - 1:,}", "2⁶⁴ − 1"),
+    (f"{2**32 - 1:,}", "2³² − 1"),
+    (r"(an integer|a finite number) of at least (\S+) and at most ([^ ]+( − 1)?)", r"\2 to \3"),
     (r"(an integer|a finite number) of at least (\S+)", r"≥ \2"),
     (r"(a number )?above 0 and at most 1", "above 0, at most 1"),
     (r"one of |a (?=list of)| as text|^a list of numbers(?= or null)", ""),
