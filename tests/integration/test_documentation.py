@@ -1,5 +1,6 @@
 """What README and documentation tell people to run does run, word by word and in order."""
 
+import re
 import shutil
 import sys
 from collections import Counter
@@ -11,6 +12,8 @@ from documentation import PAGES, ROOT, STORIES, Reader, blocks_of
 from emtau_dask import ConfigError
 
 RUN = {page: [block for block in blocks_of(page) if block.reason is None] for page in PAGES}
+CELL = re.compile(r"^```\{code-cell\}\n(?::[^\n]+\n)*(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""Of a notebook in text."""
 LEFT_OUT = [block for page in PAGES for block in blocks_of(page) if block.reason is not None]
 
 
@@ -31,6 +34,25 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, reader.module.__name__, reader.module)
     for block in RUN[page]:
         reader.run(block)
+
+
+@pytest.mark.docs
+def test_the_tutorial_comes_to_what_it_says(tmp_path, monkeypatch):
+    """Its cells run when the documentation is built, too; here their results are compared with its words."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    cells = CELL.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+    assert max(len(line) for cell in cells for line in cell.splitlines()) <= 88
+    names = {}
+    for cell in cells:
+        exec(cell, names)
+    assert names["found"].best_n_components_ == 3
+    assert names["gm"].converged_
+    assert (names["again"].means_ == names["gm"].means_).all()
+    assert not names["stopped"].converged_
+    assert (names["resumed"].means_ == names["whole"].means_).all()
+    agreeing = names["pd"].crosstab(names["data"].target, names["labelled"]["component"])
+    assert agreeing.max(axis=1).sum() > 170
 
 
 @pytest.mark.docs
