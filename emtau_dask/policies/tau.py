@@ -27,11 +27,11 @@ class EMTau(BuiltInPolicy):
     tau : int, default=20
         A row becomes inactive once its most probable component has been the same
         in ``tau`` consecutive iterations. Above ``max_iter`` this is traditional
-        EM, with identical results.
+        EM, bit for bit.
     revisit : {"on-empty", None} or int, default="on-empty"
         When all rows become active again, with their counters at zero.
-        ``"on-empty"``: when no row is active, or when a partial pass changes the
-        log-likelihood per row by less than tol (tol > 0). An integer m: also when m
+        ``"on-empty"``: when no row is active, or when a partial pass moves the
+        lower bound by less than tol (tol > 0). An integer m: also when m
         iterations have passed since the last revisit or the start. ``None``:
         never, the paper's procedure.
 
