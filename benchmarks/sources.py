@@ -90,13 +90,12 @@ def write(kind: str, folder: Path, rows: int, chunk_rows: int) -> None:
             encoding = {name: {"chunks": (chunk_rows,)} for name in names} if begin == 0 else None
             cube.to_zarr(folder / "a.zarr", encoding=encoding, consolidated=False, **mode)
     if kind == "netcdf":
-        import netCDF4
+        import h5netcdf
 
-        with netCDF4.Dataset(folder / "a.nc", "w") as file:
-            file.createDimension("row", rows)
+        with h5netcdf.File(folder / "a.nc", "w") as file:
+            file.dimensions = {"row": rows}
             variables = [
-                file.createVariable(name, "f8", ("row",), chunksizes=(min(chunk_rows, rows),))
-                for name in names
+                file.create_variable(name, ("row",), "f8", chunks=(min(chunk_rows, rows),)) for name in names
             ]
             for begin, n, values in chunks():
                 for j, variable in enumerate(variables):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,13 @@ _HOMES = {
 _HOMES |= dict.fromkeys(_POLICIES, "policies")
 
 
-__version__ = "0.1.0.dev0"
+__version__ = "1.0.0"
+
+if sys.platform == "win32":
+    raise ImportError(
+        "emtau_dask runs on Linux and macOS, and this is Windows: use the Windows Subsystem for Linux (WSL), "
+        "or a container."
+    )
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 

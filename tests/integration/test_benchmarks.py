@@ -475,3 +475,14 @@ def test_partial(main_of, capsys):
     assert len(table) == 2 + len(found) == 8
     stored = {cost.iterations: cost.megabytes for cost in found if cost.rows_in == "zarr"}
     assert stored["a tenth active"] < 0.15 * stored["full, EM"]
+
+
+@pytest.mark.usefixtures("main_of")
+def test_sources(main_of, monkeypatch, capsys):
+    kinds = ["npy", "zarr-packed", "parquet-folder", "cube", "netcdf"]
+    arguments = ["sources.py", "--rows", "3000", "--chunk-rows", "1000", "--only", *kinds]
+    monkeypatch.setattr("sys.argv", arguments)
+    main_of("sources")()
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(" | ")[0].strip("| ") for line in lines] == kinds
+    assert "failed" not in " ".join(lines)
