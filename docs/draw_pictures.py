@@ -26,7 +26,13 @@ from sklearn.exceptions import ConvergenceWarning
 from emtau_dask import EMTau, GaussianMixture, open_run
 from emtau_dask.datasets import make_dataset
 from emtau_dask.em.history import SilentObserver
-from emtau_dask.plot import ComponentsDisplay, ConvergenceDisplay, SelectionDisplay, UncertaintyDisplay
+from emtau_dask.plot import (
+    ComponentsDisplay,
+    ConvergenceDisplay,
+    PairsDisplay,
+    SelectionDisplay,
+    UncertaintyDisplay,
+)
 
 FOLDER = Path(__file__).parent / "pictures"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "example1.py"
@@ -109,6 +115,7 @@ def main() -> None:
         save(ConvergenceDisplay.from_estimator(gm), "convergence")
         save(ComponentsDisplay.from_estimator(gm, str(path)), "components")
         save(ComponentsDisplay.from_estimator(gm, str(path), features=[0]), "feature")
+        save(PairsDisplay.from_estimator(gm, str(path)), "pairs")
         save(UncertaintyDisplay.from_estimator(gm, str(path)), "uncertainty")
         save(SelectionDisplay.from_selection(selection(path)), "selection")
         save(settling(active_shares(f"{folder}/run.zarr")), "settling")

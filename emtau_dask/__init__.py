@@ -71,6 +71,11 @@ if sys.platform == "win32":
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
+def __dir__() -> list[str]:
+    """Return the public names, those that are not imported yet included."""
+    return sorted([*__all__, "__version__"])
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that ``emtau --help`` needs neither dask nor scikit-learn."""
     if name not in __all__:

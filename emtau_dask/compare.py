@@ -369,7 +369,7 @@ def _fitted(
     """Yield the fit of a problem from a start; its row state exists until the block ends."""
     fields = row_fields(problem.rows, problem.n_components, settings.policy, settings.max_iter)
     scored_under = [start]
-    problem.context.observer.note(name)
+    problem.context.observer.part(name)
     with temporary_state_store(fields, len(problem.rows.chunk_rows)) as state_store:
 
         def after(state: RunState) -> None:
@@ -391,7 +391,7 @@ def _fitted(
 
 def _clustered(problem: Problem, seed: int) -> FinishedFit:
     """Return Lloyd's k-means of a problem's rows, from a seed of its own."""
-    problem.context.observer.note("kmeans")
+    problem.context.observer.part("kmeans")
     began = time.perf_counter()
     outcome = lloyd(problem, seed)
     seconds = time.perf_counter() - began

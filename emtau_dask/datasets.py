@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import zarr
+from dask.utils import format_bytes
 from numpy.typing import NDArray
 from zarr.storage import MemoryStore
 
 from emtau_dask.constraints import NONE, Constraint, either, integer, text
 from emtau_dask.em.history import FitObserver
-from emtau_dask.errors import EmtauError, InvalidDataError
+from emtau_dask.errors import EmtauError, InvalidDataError, counted
 from emtau_dask.storage.files import check_regular
 from emtau_dask.storage.publishing import RowWriter, new_group
 from emtau_dask.storage.zarr_check import own_group
@@ -250,8 +251,9 @@ def _check_disk_space(dataset: Dataset, path: Path) -> None:
     free = shutil.disk_usage(path.parent).free
     if needed > free:
         raise InvalidDataError(
-            f"{dataset.rows:,} rows of {dataset.features} features take {needed / 1e9:.3g} GB, but the disk "
-            f"of {path.parent} has {free / 1e9:.3g} GB free; ask for fewer rows or choose another place"
+            f"{counted(dataset.rows, 'row')} of {counted(dataset.features, 'feature')} take "
+            f"{format_bytes(needed)}, but the disk of {path.parent} has {format_bytes(free)} free; ask for "
+            "fewer rows or choose another place"
         )
 
 

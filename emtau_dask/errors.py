@@ -154,6 +154,20 @@ def cause_of(error: BaseException) -> BaseException | None:
     return error
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 row" or "2,000 rows"; the plural has an s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def plain_table(
+    caption: str, headings: Iterable[str], rows: Iterable[Iterable[str]], space: str = "  "
+) -> str:
+    """Return a table as lines of text, its columns aligned to the right."""
+    lines = [tuple(map(one_line, line)) for line in (headings, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join([caption, *(space.join(map(str.rjust, line, widths)).rstrip() for line in lines)])
+
+
 def html_table(caption: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return an HTML table for a notebook, with escaped texts."""
 

@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.filesize import pick_unit_and_suffix
 
 from emtau_dask.em.history import FitObserver, IterationRecord
-from emtau_dask.errors import one_line, shown
+from emtau_dask.errors import counted, one_line, shown
 from emtau_dask.mixture.parameters import MixtureParameters
 
 if TYPE_CHECKING:
@@ -27,25 +27,27 @@ LONG_PASS = 30.0
 """Interval between two lines of one pass (seconds)."""
 NOTEBOOK_SECONDS = 0.25
 """Minimum interval between two drawings of a notebook's bar (seconds); each is a message to the browser."""
-BAR = 12
+BAR = 8
 """Length of a terminal's bar (characters)."""
 
 
 class Progress:
     """Tracks the progress of a fit, logs it, and shows it on a display. Threads may share it.
 
-    Lines of stages, remarks and accepted passes over all rows are logged at level INFO, others at DEBUG. A
-    report of chunks takes a lock, adds a number and reads the clock.
+    A fit has parts, such as its starts, which have a line when they end. Passes and iterations within a part
+    are details. Accepted passes over all rows are logged at level INFO, other iterations at DEBUG. A report
+    of chunks takes a lock, adds a number and reads the clock.
     """
 
     def __init__(
         self, display: Display | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._display, self._clock, self._lock = display or Display(), clock, threading.Lock()
-        self._began = self._pass_began = clock()
+        self._began = self._part_began = self._pass_began = clock()
         self._next_line = self._began + LONG_PASS
-        self._stage, self._chunks, self._done = "starting", 0, 0
+        self._part, self._stage, self._chunks, self._done = "", "starting", 0, 0
         self._record: IterationRecord | None = None
+        self._iterations = 0
         self._stopped = False
         self._display.start(self)
 
@@ -54,12 +56,19 @@ class Progress:
         """Seconds since the beginning."""
         return self._clock() - self._began
 
+    def part(self, name: str) -> None:
+        """Begin a part of a fit; the part before gets its line."""
+        self._end_part()
+        with self._lock:
+            self._part, self._stage, self._chunks, self._done = name, "", 0, 0
+            self._record, self._iterations, self._part_began = None, 0, self._clock()
+
     def stage(self, name: str, chunks: int) -> None:
         """Begin a pass; its line is its name. An iteration has its line at its end."""
         with self._lock:
             self._stage, self._chunks, self._done, self._pass_began = name, chunks, 0, self._clock()
         if not name.startswith("iteration "):
-            self._line(logging.INFO, f"{name}: {_chunk_count(chunks)}")
+            self._line(logging.INFO, f"{name}: {counted(chunks, 'chunk')}", detail=bool(self._part))
         self._display.draw()
 
     def chunks_done(self, count: int) -> None:
@@ -67,23 +76,30 @@ class Progress:
         with self._lock:
             self._done += count
         if self._clock() >= self._next_line:
-            _, (stage, *others), _ = self.figures()
+            _, (stage, *others) = self.figures()
             self._line(logging.DEBUG, f"{stage}: {', '.join(others)}")
         self._display.draw()
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
         """Remember an iteration, and log its line."""
-        before, self._record = self._record, record
+        before, self._iterations = self._record, self._iterations + 1
+        self._record = record if record.accepted else before or record
+        chunks = record.chunks_processed + record.chunks_skipped
         follows = before is not None and record.iteration == before.iteration + 1
-        change = record.lower_bound - before.lower_bound if before and follows else math.nan
-        total = record.chunks_processed + record.chunks_skipped
-        self._line(
-            logging.INFO if record.full_pass and record.accepted else logging.DEBUG,
-            f"iteration {record.iteration}: bound {record.lower_bound:.9g}, "
-            f"change {_number(change, '+.2e')}, gap {_number(record.gap, '.1e')}, "
-            f"active {_active(record)}, chunks {record.chunks_processed:,}/{total:,}, "
-            f"{record.seconds:.3g} s, {_rate(record)}{'' if record.accepted else ', refused'}",
+        changed = f"changed by {record.lower_bound - before.lower_bound:+.2e}" if before and follows else ""
+        texts = (
+            _log_likelihood(record, 9),
+            changed,
+            _still_to_gain(record),
+            "" if record.accepted else "refused",
+            f"rows scored: {record.active_rows / record.rows:.3g} passes",
+            f"{record.chunks_processed:,} of {counted(chunks, 'chunk')}",
+            f"{record.seconds:.3g} s",
+            _rate(record),
         )
+        level = logging.INFO if record.full_pass and record.accepted else logging.DEBUG
+        text = f"iteration {record.iteration}: {', '.join(filter(None, texts))}"
+        self._line(level, text, detail=True)
         self._display.draw()
 
     def note(self, message: str) -> None:
@@ -94,40 +110,65 @@ class Progress:
     def close(self, *, done: bool) -> None:
         """End the display, which says if the fit failed or was stopped."""
         self._stopped = not done
+        if done:
+            self._end_part()
         self._display.stop()
 
-    def figures(self) -> tuple[float, list[str], list[str]]:
-        """Return the share of the pass that is done, texts on the pass, and texts on the fit."""
+    def figures(self) -> tuple[float, list[str]]:
+        """Return the share of the pass that is done, and texts, the most important ones first.
+
+        How many iterations a fit takes is not known, so within one no time is said to be left.
+        """
         with self._lock:
             share = min(self._done / self._chunks, 1.0) if self._chunks else 0.0
-            of_pass = [f"stopped in {self._stage}" if self._stopped else self._stage]
-            of_pass.append(f"{share:.0%} of {_chunk_count(self._chunks)}")
-            if 0.0 < share < 1.0 and not self._stopped:
+            where, within = (self._part, self._stage) if self._part else (self._stage, "")
+            if self._stopped:
+                where, within = f"stopped in {', '.join(filter(None, (where, within)))}", ""
+            of_fit = _log_likelihood(self._record, 6), within, _still_to_gain(self._record)
+            texts = [where, _clock_time(self.seconds), *filter(None, of_fit)]
+            if self._chunks:
+                texts.append(f"{share:.0%} of {counted(self._chunks, 'chunk')}")
+            if 0.0 < share < 1.0 and not self._stopped and not self._part:
                 left = (self._clock() - self._pass_began) * (1.0 - share) / share
-                of_pass.append(f"{_clock_time(left)} left")
-        of_fit = [_clock_time(self.seconds)]
-        if (record := self._record) is not None:
-            bound, gap = f"bound {record.lower_bound:.7g}", f"gap {_number(record.gap, '.1e')}"
-            of_fit = [bound, gap, f"active {_active(record)}", _rate(record), *of_fit]
-        return share, of_pass, of_fit
+                texts.append(f"{_clock_time(left)} left")
+            elif self._record is not None:
+                texts.append(_rate(self._record))
+        return share, texts
 
-    def _line(self, level: int, text: str) -> None:
-        self._next_line = self._clock() + LONG_PASS
+    def _end_part(self) -> None:
+        """Give the part that ends its line, once, if it had iterations."""
+        if self._part and self._record is not None and self._iterations:
+            likelihood, took = _log_likelihood(self._record, 7), self._clock() - self._part_began
+            iterations = counted(self._iterations, "iteration")
+            taken = "" if took < 1 else f", {took:.0f} s" if took < 60 else f", {_clock_time(took)}"
+            self._line(logging.INFO, f"{self._part}: {likelihood}, {iterations}{taken}")
+            self._iterations = 0
+
+    def _line(self, level: int, text: str, *, detail: bool = False) -> None:
         LOG.log(level, "%s", one_line(text))
-        self._display.line(text)
+        if self._display.details or not detail:
+            self._next_line = self._clock() + LONG_PASS
+            self._display.line(text)
 
 
 class Display:
-    """A display of progress. The base class shows nothing; others override its methods."""
+    """A display of progress. The base class shows nothing; others override its methods.
+
+    Attributes
+    ----------
+    details : bool
+        Whether lines of passes and iterations within the parts of a fit are shown, too.
+    """
 
     progress: Progress
+    details = False
 
     def start(self, progress: Progress) -> None:
         """Begin."""
         self.progress = progress
 
     def line(self, text: str) -> None:
-        """Show the beginning of a stage, the end of an iteration, or the progress of a long pass."""
+        """Show the end of a part or an iteration, the beginning of a pass, or the progress of a long one."""
 
     def note(self, text: str) -> None:
         """Show a remark."""
@@ -146,8 +187,8 @@ class Lines(Display):
     An error in writing, such as a full disk, does not end the fit; a closed pipe does.
     """
 
-    def __init__(self, out: TextIO) -> None:
-        self._out, self._writing = out, threading.Lock()
+    def __init__(self, out: TextIO, *, details: bool = False) -> None:
+        self._out, self.details, self._writing = out, details, threading.Lock()
 
     def line(self, text: str) -> None:
         """Write a line."""
@@ -161,10 +202,10 @@ class Lines(Display):
 
 
 class TerminalLine(Display):
-    """One live line on a terminal, drawn eight times a second by a thread, with remarks above it."""
+    """One live line on a terminal, drawn eight times a second by a thread; remarks and details above it."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, out: TextIO, *, details: bool = False) -> None:
+        self._out, self.details = out, details
 
     def start(self, progress: Progress) -> None:
         """Show the line."""
@@ -172,8 +213,9 @@ class TerminalLine(Display):
         from rich.live import Live
 
         super().start(progress)
+        self._console = Console(file=self._out)
         self._live = Live(
-            console=Console(file=self._out),
+            console=self._console,
             get_renderable=self._render,
             refresh_per_second=8,
             transient=True,
@@ -182,9 +224,14 @@ class TerminalLine(Display):
         )
         self._live.start()
 
+    def line(self, text: str) -> None:
+        """Print a line above the live one, if details are asked for."""
+        if self.details:
+            self.note(text)
+
     def note(self, text: str) -> None:
         """Print a remark above the line."""
-        self._live.console.print(shown(text), markup=False, highlight=False)
+        self._console.print(shown(text), markup=False, highlight=False)
 
     def stop(self) -> None:
         """Remove the line."""
@@ -193,11 +240,15 @@ class TerminalLine(Display):
     def _render(self) -> Text:
         from rich.text import Text
 
-        share, (stage, *others), of_fit = self.progress.figures()
+        share, (stage, *texts) = self.progress.figures()
         full = round(share * BAR)
         bar = ("━" * full, "cyan"), ("─" * (BAR - full), "dim")
-        texts = "  ".join([*others, *of_fit])
-        return Text.assemble((stage, "bold"), "  ", *bar, "  ", texts, no_wrap=True, overflow="ellipsis")
+        line = Text.assemble((stage, "bold"), "  ", *bar, no_wrap=True, overflow="ellipsis")
+        for text in texts:
+            if line.cell_len + 2 + len(text) > self._console.width:
+                break
+            line.append(f"  {text}")
+        return line
 
 
 class NotebookBar(Display):
@@ -232,8 +283,7 @@ class NotebookBar(Display):
 
     def _show(self) -> None:
         self._next = self.progress.seconds + NOTEBOOK_SECONDS
-        share, of_pass, of_fit = self.progress.figures()
-        texts = [*of_pass, *of_fit]
+        share, texts = self.progress.figures()
         spans = [f'<span style="white-space: nowrap">{html.escape(text)}</span>' for text in texts]
         bar = f'<progress max="1" value="{share:.3f}"></progress>'
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in self._notes)
@@ -255,6 +305,7 @@ def observer_for(verbose: int, out: TextIO | None = None) -> Progress:
     Parameters
     ----------
     verbose : int
+        From 2 every iteration has a line, except in a notebook.
     out : text stream, optional
         By default standard output: in a notebook a bar, in a terminal a live line, else plain lines.
     """
@@ -266,7 +317,8 @@ def observer_for(verbose: int, out: TextIO | None = None) -> Progress:
     handlers = logging.getLogger("emtau_dask").handlers
     if any(getattr(handler, "stream", None) is stream for handler in handlers):
         return Progress()
-    return Progress(TerminalLine(stream) if stream.isatty() else Lines(stream))
+    kind = TerminalLine if stream.isatty() else Lines
+    return Progress(kind(stream, details=verbose > 1))
 
 
 @contextmanager
@@ -280,23 +332,13 @@ def closed_after(observer: FitObserver) -> Iterator[FitObserver]:
         observer.close(done=done)
 
 
-def watching(out: TextIO) -> AbstractContextManager[FitObserver]:
-    """Yield an observer that shows progress on ``out`` until the block ends."""
-    return closed_after(observer_for(1, out))
+def _log_likelihood(record: IterationRecord | None, digits: int) -> str:
+    return "" if record is None else f"log-likelihood per row {record.lower_bound:.{digits}g}"
 
 
-def _chunk_count(chunks: int) -> str:
-    return f"{chunks:,} chunk{'' if chunks == 1 else 's'}"
-
-
-def _number(value: float, form: str) -> str:
-    """Return a formatted number, "-" if it is not finite."""
-    return format(value, form) if math.isfinite(value) else "-"
-
-
-def _active(record: IterationRecord) -> str:
-    """Return the share of the rows that an iteration scored."""
-    return f"{min(1.0, record.active_rows / record.rows):.1%}" if record.rows else "0.0%"
+def _still_to_gain(record: IterationRecord | None) -> str:
+    """Return how much a fit could still gain, for people; "" if there is no estimate."""
+    return "" if record is None or math.isnan(record.gap) else f"could still gain {record.gap:.1e}"
 
 
 def _rate(record: IterationRecord) -> str:

@@ -55,10 +55,12 @@ class Settings:
 
     @classmethod
     def of(cls, estimator: Any) -> Settings:
-        """Return the settings of an estimator; allowed numbers become Python's own, others stay unchanged."""
+        """Return the settings of an estimator in one form: Python's own numbers, one spelling."""
         values = {name: _python_value(name, getattr(estimator, name)) for name in SETTINGS}
-        state = estimator.random_state
-        return cls(**values | {"random_state": int(state) if isinstance(state, Integral) else None})
+        state, missing = estimator.random_state, estimator.missing
+        values["random_state"] = int(state) if isinstance(state, Integral) else None
+        values["missing"] = SPELLINGS.get(missing, missing) if isinstance(missing, str) else missing
+        return cls(**values)
 
     def checked(self) -> Settings:
         """Return the settings; raises `ConfigError` for the first that is impossible."""

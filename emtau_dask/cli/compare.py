@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,12 +22,12 @@ from emtau_dask.cli.config import (
     policy_of,
 )
 from emtau_dask.cli.inputs import open_inputs, starting_responsibilities
+from emtau_dask.cli.verbosity import watching
 from emtau_dask.compare import Comparison, ComparisonLine, classification_error, compare, confusion
 from emtau_dask.em.history import FitObserver
 from emtau_dask.errors import ConfigError
 from emtau_dask.policies.policy import WeightedPolicy
 from emtau_dask.process import threads_side_by_side
-from emtau_dask.progress import watching
 from emtau_dask.settings import RAISE
 
 PUBLISHED = "  published"
@@ -37,7 +36,7 @@ _STOPPED = {"no-active-rows": "empty", "max-iter": "max_iter"}
 
 def run_compare(config: RunConfig, console: Console) -> None:
     """Print tables of the algorithms that ``algorithm.compare`` lists."""
-    with watching(sys.stderr) as observer, computing(config.cluster, observer), threads_side_by_side():
+    with watching() as observer, computing(config.cluster, observer), threads_side_by_side():
         comparison = comparison_of(config, observer)
     published = [settings.published for settings in config.algorithm.compare]
     print_comparison(comparison, published, console)

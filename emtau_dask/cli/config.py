@@ -151,7 +151,7 @@ def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
     return ALGORITHMS[settings.name](**parameters)
 
 
-def algorithm_of(settings: AlgorithmSettings) -> ActivityPolicy | str:
+def algorithm_of(settings: AlgorithmSettings) -> Any:
     """Return the estimator's ``algorithm`` for a run's section `algorithm`."""
     return AUTO if settings.name == AUTO else policy_of(settings)
 
@@ -247,8 +247,9 @@ class ModelSection(Section):
     reg_covar: Annotated[float, _setting("reg_covar")] = Settings.reg_covar
     """Added to the diagonal of each covariance."""
     n_init: Annotated[int | str, _setting("n_init")] = Settings.n_init
-    """Number of starts, of which the best is kept. ``auto`` is 1, but 3 if runs are annealed, and 8 or 16 if
-    a fit begins on a sample."""
+    """Number of starts, of which the one with the highest log-likelihood is kept. ``auto`` is 1, but with
+    the algorithm ``auto`` 8 or 16 if the fit begins on a sample, 3 if that has few rows for each
+    parameter."""
     init_params: Annotated[str, _setting("init_params")] = Settings.init_params
     """How the starts are computed."""
     init: InitSection | None = None
@@ -257,7 +258,8 @@ class ModelSection(Section):
     """Seed of all random numbers."""
     missing: Annotated[str, _setting("missing")] = Settings.missing
     """What NaN means: ``raise``, an error; ``drop``, a row that is not used and has the label -1; or
-    ``marginalise``, a missing value, over which fits by the algorithm ``em``, labels and scores integrate."""
+    ``marginalise`` (also ``marginalize``), a missing value, over which fits by the algorithm ``em``, labels
+    and scores integrate."""
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:
@@ -270,9 +272,10 @@ class StopSection(Section):
     """When a fit stops."""
 
     tol: Annotated[float | str, _setting("tol")] = Settings.tol
-    """A fit stops if the lower bound changes by less, in nats per row; 0 never stops it. With ``statistical``
-    it stops if the estimated gap is small compared with the sampling error of the rows. ``auto`` is
-    ``statistical`` for the algorithm ``auto`` on at least 10 rows for each parameter, else 1e-5."""
+    """A fit stops if the log-likelihood per row (nats) changes by less; 0 never stops it. With
+    ``statistical`` it stops if what it could still gain is small compared with the sampling error of the
+    rows. ``auto`` is ``statistical`` for the algorithm ``auto`` on at least 10 rows for each parameter, else
+    1e-5."""
     max_iter: Count = Settings.max_iter
     """Maximum number of iterations."""
 
@@ -320,7 +323,7 @@ class ClusterSection(Section):
     threads: Count = 1
     """Threads in each worker process of ``processes``."""
     memory_limit: MemoryLimit = None
-    """Memory that each process may use, such as ``2GB``; a fit that is predicted to need more is refused."""
+    """Memory that each process may use, such as ``2GiB``; a fit that is predicted to need more is refused."""
     tls: TlsSection | None = None
     """For ``tls://``; by default dask's own configuration."""
 
@@ -355,7 +358,7 @@ class OutputSection(Section):
     probabilities: Switch = False
     """Whether each row's responsibilities are written, too."""
     scores: Switch = False
-    """Whether each row's log-likelihood, in nats, is written, too."""
+    """Whether each row's log-likelihood is written, too."""
     report: OptionalPath = None
     """Where a report of the fit is written, one page of HTML, below `directory`; null: nowhere. It needs
     the extra ``plot``."""
@@ -451,13 +454,13 @@ def checked_config(content: dict[str, Any], names: Mapping[str, str] = MappingPr
 
 def estimator_of(config: RunConfig) -> GaussianMixture:
     """Return the estimator of a run; raises `ConfigError` if it cannot fit missing values."""
+    settings = {**config.model.model_dump(exclude={"init"}), **config.stop.model_dump()}
+    settings["acceleration"] = config.algorithm.acceleration
     estimator = GaussianMixture(
         algorithm=algorithm_of(config.algorithm),
-        acceleration=config.algorithm.acceleration,
         checkpoint=config.checkpoint.path,
         checkpoint_every=config.checkpoint.every,
-        **config.model.model_dump(exclude={"init"}),
-        **config.stop.model_dump(),
+        **settings,
     )
     check_missing(Settings.of(estimator), responsibilities=config.model.init is not None)
     return estimator

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import click
 from packaging.requirements import Requirement
 
-from emtau_dask.cli.options import debug_option, json_option
-from emtau_dask.cli.terminal import FAILED, echo, echo_json
+from emtau_dask.cli.options import common_options, json_option
+from emtau_dask.cli.terminal import FAILED, SummarisedCommand, echo, echo_json
 from emtau_dask.errors import EmtauError, shown
 
 OWN = __name__.partition(".")[0]
@@ -37,16 +37,16 @@ class Finding(NamedTuple):
     text: str
 
 
-@click.command()
+@click.command(cls=SummarisedCommand)
 @click.argument("checkpoint", required=False)
 @json_option
-@debug_option
+@common_options
 @click.pass_context
 def doctor(ctx: click.Context, checkpoint: str | None, as_json: bool) -> None:
-    """Check that everything that a fit needs is there; exit with 1 if something is wrong.
+    """Check that everything that a fit needs is there.
 
     Checks the versions of packages, and that temporary files and, if given, a place for checkpoints
-    (CHECKPOINT, a path or URL) can be written.
+    (CHECKPOINT, a path or URL) can be written. Exits with 1 if something is wrong.
     """
     findings = [Finding("python", "ok", platform.python_version()), Finding(OWN, "ok", metadata.version(OWN))]
     findings += [*_packages(), _checked("temporary files", _temporary_files)]

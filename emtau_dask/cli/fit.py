@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from emtau_dask.cli.inputs import Inputs, open_inputs, planned_inputs, starting_
 from emtau_dask.cli.outputs import RunResult, checked_outputs, write_outputs
 from emtau_dask.cli.plan import Plan, check_memory, plan_of
 from emtau_dask.cli.resuming import check_repeated, override_keys, portable, resumed_config
+from emtau_dask.cli.verbosity import watching
 from emtau_dask.errors import CheckpointError, InvalidDataError
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
-from emtau_dask.progress import watching
 from emtau_dask.storage.commits import check_startable
 from emtau_dask.storage.locations import is_pattern
 from emtau_dask.storage.stores import object_store
@@ -33,7 +32,7 @@ def run_fit(config: RunConfig, *, overwrite: bool) -> RunResult:
     if config.checkpoint.path is not None:
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
     inputs, plan = inputs_within_memory(config, overwrite=overwrite)
-    with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
+    with watching() as observer, computing(config.cluster, observer, plan.settings):
         run = fit_estimator(
             model,
             inputs.data,
@@ -72,7 +71,7 @@ def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool) -> RunRes
     )
     outputs = checked_outputs(config, overwrite=overwrite, run=saved.log.run)
     inputs, plan = inputs_within_memory(config, overwrite=False)
-    with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
+    with watching() as observer, computing(config.cluster, observer, plan.settings):
         resume_estimator(
             model,
             saved,
@@ -97,7 +96,7 @@ def _check_data_exist(config: RunConfig, run: str) -> None:
 
 def inputs_within_memory(config: RunConfig, *, overwrite: bool) -> tuple[Inputs, Plan]:
     """Open a run's data, and plan the fit; raises `ConfigError` if it would exceed the memory limit."""
-    with watching(sys.stderr) as observer:
+    with watching() as observer:
         inputs = open_inputs(config, overwrite=overwrite, observer=observer)
     plan = plan_of(config, inputs)
     check_memory(plan)

@@ -19,7 +19,7 @@ from emtau_dask.data.source import RangeSource, Source
 from emtau_dask.data.zarr_arrays import group_source
 from emtau_dask.datasets import holds_dataset, make_dataset, outlined_dataset
 from emtau_dask.em.history import FitObserver
-from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, one_line
+from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, counted, one_line
 from emtau_dask.storage.locations import ENDINGS_OF_ROWS, NPY, Place, kind_of, paths_at, place_text
 from emtau_dask.storage.urls import is_url, suffix_of
 
@@ -71,11 +71,11 @@ def data_text(config: RunConfig, inputs: Inputs) -> str:
         where, names = f"{where}, a cube of {' × '.join(map(str, inputs.cube.dims))}", inputs.cube.names
     elif isinstance(rows, RangeSource):
         where, names = rows.chosen or where, rows.names
-    features = f"{rows.shape[1]:,} feature{'s' if rows.shape[1] > 1 else ''}"
+    features = counted(rows.shape[1], "feature")
     if names is not None:
         more = ", …" if len(names) > MAX_NAMES else ""
         features += f": {', '.join(map(one_line, names[:MAX_NAMES]))}{more}"
-    return f"{where}; {rows.shape[0]:,} rows of {features}"
+    return f"{where}; {counted(rows.shape[0], 'row')} of {features}"
 
 
 def planned_inputs(config: RunConfig, *, overwrite: bool) -> Inputs:
@@ -117,7 +117,7 @@ def _opened(
     for key, column in (("data.weights", weights), ("data.labels", labels)):
         if column is not None and column.shape != rows.shape[:1]:
             raise InvalidDataError(
-                f"{key} has shape {column.shape}, but {where} has {rows.shape[0]:,} rows; "
+                f"{key} has shape {column.shape}, but {where} has {counted(rows.shape[0], 'row')}; "
                 "give one value for each row"
             )
     return Inputs(rows, weights, labels, outline is not None, cube)

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import CONFIG
 from emtau_dask.cli.console import text_table
+from emtau_dask.cli.outputs import SELECTION
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.state import FitState
 from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.resuming import open_saved
-from emtau_dask.estimator.summary import component_texts, gap_text, stop_text
+from emtau_dask.estimator.summary import gain_text
+from emtau_dask.selection.table import table_of_values
 from emtau_dask.storage.commits import FORMAT, VERSION
 from emtau_dask.storage.locations import OWN_GROUPS, kind_of
-from emtau_dask.storage.urls import is_url
+from emtau_dask.storage.urls import is_url, plain_path
 from emtau_dask.storage.zarr_check import own_group
 
 LAST_ITERATIONS = 10
@@ -33,69 +35,63 @@ UNRESOLVED = ("algorithm", "tol", "n_init", "acceleration")
 MODEL, CHECKPOINT = OWN_GROUPS[MODEL_FORMAT], OWN_GROUPS[FORMAT]
 
 
-def component_table(model: GaussianMixture, label_counts: NDArray[np.int64] | None) -> Table:
-    """Return a table of a fitted model's components; of more than 40 the heaviest, in descending order.
-
-    ``label_counts`` (K,) are the rows that each component labels; without them that column is left out.
-    """
-    texts = component_texts(model.summary())
-    weight, *values = texts.headings
-    counted = [] if label_counts is None else ["rows"]
-    table = Table(title=texts.title, caption=texts.omitted)
-    for heading in ("#", weight, *counted, *values):
-        table.add_column(heading, justify="right")
-    for number, (weight, *values) in texts.texts.items():
-        counted = [] if label_counts is None else [f"{label_counts[number]:,}"]
-        table.add_row(str(number), weight, *counted, *values)
-    return table
-
-
-def fit_table(model: GaussianMixture, data: str, rows: int) -> Table:
-    """Return a table on the fit of a model; ``data`` is a text on its data, ``rows`` is N."""
-    history = model.history_
-    seconds = sum(record.seconds for record in history)
-    read = sum(record.bytes_read for record in history)
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    table.add_row("data", data)
-    table.add_row("stopped", stop_text(model.stop_reason_))
-    table.add_row("iterations", f"{model.n_iter_:,}")
-    table.add_row("work", f"{history.work:.4g} passes over {rows:,} rows")
-    table.add_row("lower bound", f"{model.lower_bound_:.9g} nats per row")
-    table.add_row("estimated gap", gap_text(model.gap_))
-    table.add_row("iterating took", f"{seconds:.3g} s, {read / 1e6:,.1f} MB read")
-    return table
-
-
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """The contents of a place: values for JSON, and tables for people."""
+    """The contents of a place: values for JSON, and texts and tables for people."""
 
     values: dict[str, Any]
-    tables: tuple[Table, ...]
+    tables: tuple[str | Table, ...]
 
 
 def inspect_place(place: str) -> Inspection:
     """Return the contents of a checkpoint or model at a path or URL, after verifying all of it.
 
+    In the folder of a run of `fit` or `select` that is its model, or else its checkpoint. With the model of a
+    selection comes the table of the candidates.
+
     Raises `CheckpointError` if every commit of a checkpoint is damaged, and `InvalidDataError` for a damaged
     model and for anything else, which the message names.
     """
+    folder, place = Path(plain_path(place)), _fit_in(place)
     kind = _kind(place)
     if kind == MODEL:
         model = GaussianMixture.load(place)
-        return Inspection(
-            _model_values(place, model), (_model_table(place, model), component_table(model, None))
-        )
+        values, texts = _selection_in(folder)
+        found = f"model in {place}", str(model.summary())
+        return Inspection(_model_values(place, model) | values, (*texts, *found))
     if kind is not None and kind != CHECKPOINT:
         raise InvalidDataError(
             f"{place} is {kind}, not a checkpoint or a model. Give the path of one; data.path in a config "
             "names rows to fit."
         )
     described = inspect_run(place)
-    tables = (run_table(described), *([history_table(described)] if described["history"] else []))
-    return Inspection(described, tables)
+    history = [history_table(described)] if described["history"] else []
+    return Inspection(described, (run_table(described), *history))
+
+
+def _fit_in(place: str) -> str:
+    """Return the model in the folder of a run, or else its only checkpoint; any other place as it is."""
+    if is_url(place) or kind_of(place) not in ("a folder", "a dataset"):
+        return place
+    kinds = {str(path): kind_of(str(path)) for path in sorted(Path(plain_path(place)).iterdir())}
+    for wanted in (MODEL, CHECKPOINT):
+        found = [path for path, kind in kinds.items() if kind == wanted]
+        if len(found) == 1:
+            return found[0]
+    return place
+
+
+def _selection_in(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what ``select`` found, if the folder is one of its: values for JSON, and the candidates."""
+    path = folder / SELECTION
+    if not path.is_file():
+        return {}, ()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        table = table_of_values(found)
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidDataError(f"{path} is not the table of a selection ({one_line(error)}).") from error
+    return {"selection": found}, (table.text(f"candidates of the selection in {folder}"),)
 
 
 def _kind(place: str) -> str | None:
@@ -127,19 +123,6 @@ def _model_values(place: str, model: GaussianMixture) -> dict[str, Any]:
         "covariances": model.covariances_.tolist(),
         "history": [_record_values(record) for record in model.history_],
     }
-
-
-def _model_table(place: str, model: GaussianMixture) -> Table:
-    names = getattr(model, "feature_names_in_", None)
-    lines = {
-        "mixture": f"{len(model.weights_)} components, {model.parameters_.covariance_type}",
-        "features": f"{model.n_features_in_:,}" if names is None else ", ".join(map(one_line, names)),
-        "iterations": f"{model.n_iter_:,}",
-        "lower bound": f"{model.lower_bound_:.9g} nats per row",
-        "estimated gap": gap_text(model.gap_),
-        "stopped": stop_text(model.stop_reason_),
-    }
-    return text_table(f"model in {place}", lines)
 
 
 def inspect_run(run: str) -> dict[str, Any]:
@@ -220,8 +203,8 @@ def run_table(described: dict[str, Any]) -> Table:
         "data": f"{described['rows']:,} rows × {config['n_features']} features",
         "start": f"{described['start']} of {described['starts']}",
         "iteration": f"{described['iteration']} of at most {config['max_iter']}",
-        "lower bound": "-" if bound is None else f"{bound:.9g} nats per row",
-        "estimated gap": gap_text(described["gap"]),
+        "log-likelihood per row": "-" if bound is None else f"{bound:.9g} nats",
+        "could still gain": gain_text(described["gap"]),
         "active rows": f"{described['active_rows']:,}",
         "stop reason": described["stop_reason"] or "-",
     }
@@ -236,7 +219,7 @@ def history_table(described: dict[str, Any]) -> Table:
     table = Table(
         box=SIMPLE_HEAD, title=f"last {min(LAST_ITERATIONS, len(history))} of {len(history)} iterations"
     )
-    for name in ("iteration", "lower bound", "active rows", "chunks", "bytes read", "seconds"):
+    for name in ("iteration", "log-likelihood per row", "active rows", "chunks", "bytes read", "seconds"):
         table.add_column(name, justify="right")
     for record in history[-LAST_ITERATIONS:]:
         table.add_row(

@@ -21,9 +21,9 @@ from emtau_dask.cli.options import (
     LocalPath,
     array_option,
     columns_option,
+    common_options,
     config_argument,
     config_of,
-    debug_option,
     fit_options,
     json_option,
     log_option,
@@ -36,17 +36,20 @@ from emtau_dask.cli.options import (
 from emtau_dask.cli.terminal import (
     NOT_CONVERGED,
     ExitGroup,
+    SummarisedCommand,
     echo,
     echo_json,
     remember,
     remember_resume,
+    say,
     show_result,
 )
-from emtau_dask.errors import ConfigError
+from emtau_dask.cli.verbosity import QUIET, verbosity, watching
+from emtau_dask.errors import ConfigError, counted
 
 WITHOUT_CHECKPOINT = (
     "interrupted; without a checkpoint nothing of the fit was kept. To be able to resume, fit with "
-    "--set checkpoint.path=PATH"
+    "--checkpoint PATH"
 )
 CRITERIA = ("bic", "aic", "icl", "held-out")
 SHARED = (
@@ -57,11 +60,14 @@ SHARED = (
     "stop.tol",
     "stop.max_iter",
     "model.random_state",
+    "output.directory",
+    "checkpoint.path",
 )
 """Keys whose options `emtau fit` and `emtau select` share."""
 
 
 @click.group()
+@common_options
 def dataset() -> None:
     """Write a dataset to a zarr group with the arrays X and labels."""
 
@@ -95,24 +101,23 @@ DATASETS: dict[str, tuple[str, Sequence[Callable[[Command], Command]]]] = {
 def _add_dataset(name: str, summary: str, options: Sequence[Callable[[Command], Command]]) -> None:
     def made(out: Path, overwrite: bool, **parameters: Any) -> None:
         from emtau_dask.datasets import make_dataset
-        from emtau_dask.progress import watching
 
-        with watching(sys.stderr) as observer:
+        with watching() as observer:
             rows, features = make_dataset(name, out, overwrite=overwrite, observer=observer, **parameters)
-        echo(f"{rows:,} rows × {features} features written to {out}")
+        say(f"{counted(rows, 'row')} × {counted(features, 'feature')} written to {out}")
 
     command: Command = made
     for option in reversed(options):
         command = option(command)
-    command = out_argument(_chunk_rows(overwrite_option()(debug_option(command))))
-    dataset.command(name, help=summary)(command)
+    command = out_argument(_chunk_rows(overwrite_option()(common_options(command))))
+    dataset.command(name, cls=SummarisedCommand, help=summary)(command)
 
 
 for _name, (_summary, _options) in DATASETS.items():
     _add_dataset(_name, _summary, _options)
 
 
-@click.command()
+@click.command(cls=SummarisedCommand)
 @click.argument("run_or_model")
 @click.argument("out", metavar="OUT.html", type=LocalPath())
 @click.option("--data", metavar="DATA", help="Also show the mixture over these rows (a sample of them).")
@@ -125,25 +130,24 @@ for _name, (_summary, _options) in DATASETS.items():
 @array_option
 @columns_option
 @overwrite_option("Replace a report at OUT.html.")
-@debug_option
+@common_options
 def report(run_or_model: str, out: Path, **options: Any) -> None:
-    """Write a report of RUN_OR_MODEL to OUT.html: what was fitted, how it converged, the components.
+    """Write a report of a fit: one page with pictures.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as model.zarr, or a checkpoint. The
-    report is one page, with its pictures, that loads nothing; data are read only if asked for.
+    page says what was found and how the fit went. It loads nothing; data are read only if asked for.
     """
     from emtau_dask.cli.report import run_report
 
     run_report(run_or_model, out, **options)
-    echo(f"report written to {out}")
+    say(f"report written to {out}")
 
 
 @click.group(cls=ExitGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="emtau_dask")
-@debug_option
+@common_options
 @log_option
 def main() -> None:
-    """Gaussian mixtures fitted by EM with partial E-steps, on data larger than memory.
+    """Fit Gaussian mixtures to data of any size.
 
     Exit codes: 0 done; 1 failed; 2 wrong usage or config; 3 stopped at max_iter
     without converging, results written all the same; 130 interrupted.
@@ -182,11 +186,11 @@ def fit(
     saved: Path | None,
     as_json: bool,
 ) -> None:
-    """Fit a mixture to DATA, or what CONFIG describes, and write the model and the labels.
+    """Fit a mixture to data; write the model and the labels.
 
     DATA is a zarr array or group, an .npy, parquet or CSV file, a URL of one, a pattern in quotes such as
-    'data/*.parquet', or several of these; it needs -k. CONFIG is a YAML file, whose name ends in .yaml or
-    .yml; its keys are changed by --set.
+    'data/*.parquet', or several of these; it needs -k. CONFIG is a YAML file that describes a fit, whose name
+    ends in .yaml or .yml; its keys are changed by --set.
     """
     if plan and as_json:
         raise ConfigError("--json is for the result of a fit, and --plan runs none: leave one of them out")
@@ -219,9 +223,9 @@ def fit(
 @json_option
 @click.pass_context
 def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool, as_json: bool) -> None:
-    """Resume the interrupted run in RUN.zarr (a path or URL) from its last commit.
+    """Resume an interrupted run from its last commit.
 
-    Its config travels inside it; --set may change stop.max_iter,
+    RUN.zarr is its checkpoint, a path or URL. Its config travels inside it; --set may change stop.max_iter,
     checkpoint.every, cluster.*, output.* and data that has moved.
     A scheduler, URLs, and results that go elsewhere than beside RUN.zarr are
     given again.
@@ -237,9 +241,13 @@ def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool, 
 @main.command()
 @click.argument("place")
 @json_option
-@debug_option
+@common_options
 def inspect(place: str, as_json: bool) -> None:
-    """Show what PLACE, a checkpoint or a saved model (a path or URL), holds, after verifying all of it."""
+    """Show what a run or a model holds, after verifying all of it.
+
+    PLACE is a checkpoint or a saved model (a path or URL), or the folder of a run of fit or select: then its
+    model is shown, or its checkpoint if the fit has not ended.
+    """
     from emtau_dask.cli.inspect import inspect_place
 
     inspection = inspect_place(place)
@@ -257,7 +265,10 @@ def inspect(place: str, as_json: bool) -> None:
 @config_argument
 @run_options
 def compare(config: Path, overrides: list[str]) -> None:
-    """Run the algorithms that CONFIG lists on the same data from the same start."""
+    """Compare algorithms on the same data from the same start.
+
+    CONFIG lists them under algorithm.compare.
+    """
     from emtau_dask.cli.config import load_config
 
     run_config = load_config(config, overrides)
@@ -274,7 +285,7 @@ def compare(config: Path, overrides: list[str]) -> None:
 @click.argument("data")
 @out_argument
 @click.option("--proba", "probabilities", is_flag=True, help="Also write each row's responsibilities.")
-@click.option("--scores", is_flag=True, help="Also write each row's log-likelihood, in nats.")
+@click.option("--scores", is_flag=True, help="Also write each row's log-likelihood.")
 @click.option(
     "--outliers",
     metavar="SHARE",
@@ -292,7 +303,8 @@ def compare(config: Path, overrides: list[str]) -> None:
 @columns_option
 @click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
 @overwrite_option("Replace labels that emtau wrote at OUT.")
-@debug_option
+@json_option
+@common_options
 def predict(
     run_or_model: str,
     data: str,
@@ -300,9 +312,10 @@ def predict(
     array: str | None,
     columns: list[str] | None,
     workers: int | None,
+    as_json: bool,
     **options: Any,
 ) -> None:
-    """Label the rows of DATA with RUN_OR_MODEL, into OUT.
+    """Label rows with a fitted mixture.
 
     RUN_OR_MODEL is a saved model, the folder of a run that saved one as
     model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet, a CSV or a netCDF file,
@@ -321,7 +334,10 @@ def predict(
         columns=columns,
         workers=workers,
     )
-    echo(f"{counts.sum():,} rows labelled in {out}")
+    if as_json:
+        echo_json({"labels": str(out), "rows": int(counts.sum()), "rows_by_label": counts.tolist()})
+    else:
+        say(f"{counted(int(counts.sum()), 'row')} labelled in {out}")
 
 
 @main.command()
@@ -345,9 +361,6 @@ def predict(
     metavar="N",
     help="Most candidates that are fitted to all rows; 2 by default.",
 )
-@click.option(
-    "-o", "--output", "directory", metavar="FOLDER", help="Where the results go, and what is done is kept."
-)
 @options_given([option for option in OPTIONS if option.key in SHARED])
 @run_options
 @overwrite_option("Begin anew, and replace the results that are in FOLDER.")
@@ -359,41 +372,37 @@ def select(
     sources: tuple[str, ...],
     given: dict[FitOption, str],
     overrides: list[str],
-    directory: str | None,
     overwrite: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Choose the number of components of a mixture of the rows of DATA.
+    """Choose the number of components, and fit that mixture.
 
     All candidates are fitted to one sample of the rows and scored in one pass; the best one is fitted to all
-    rows. With -o the model, the labels and the table are written, and the same command continues a selection
-    that was killed. Its progress is kept in FOLDER/selection, or in PLACE (a path or URL) with --set
-    checkpoint.path=PLACE.
+    rows. Its model, its labels and the table are written. The same command continues a selection that was
+    killed, from what is kept in FOLDER/selection, or in PATH with --checkpoint.
     """
-    from emtau_dask.cli.console import console_on
     from emtau_dask.cli.select import (
         config_of_largest,
         numbers_of,
-        print_selection,
         run_selection,
         selection_values,
         settings_of,
+        summary_lines,
     )
 
     numbers = numbers_of(options.pop("components"))
     types = [name.strip() for name in options.pop("covariance").split(",")]
-    config = config_of_largest(sources, max(numbers), given, overrides, directory)
+    config = config_of_largest(sources, max(numbers), given, overrides)
     settings = settings_of(config, numbers, types, **options)
-    if (place := config.checkpoint.path or directory) is None:
-        remember(ctx, "interrupted; without -o FOLDER nothing of what was done is kept")
-    else:
-        remember(ctx, f"interrupted; what is done is in {place}. The same command goes on from there")
-    result = run_selection(config, settings, written=directory is not None, overwrite=overwrite)
+    place = config.checkpoint.path or config.output.directory
+    remember(ctx, f"interrupted; what is done is in {place}. The same command goes on from there")
+    result = run_selection(config, settings, overwrite=overwrite)
     if as_json:
         echo_json(selection_values(result))
-    else:
-        print_selection(result, console_on(sys.stdout))
+    elif verbosity() != QUIET:
+        for line in summary_lines(result):
+            echo(line)
     if not result.selection.best_estimator_.converged_:
         echo("emtau: the fit to all rows stopped at max_iter without converging", err=True)
         ctx.exit(NOT_CONVERGED)

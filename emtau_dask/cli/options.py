@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from emtau_dask import __version__
 from emtau_dask.cli.terminal import remember_debug
+from emtau_dask.cli.verbosity import quiet_option, verbose_option
 from emtau_dask.errors import ConfigError
 from emtau_dask.settings import COVARIANCE_TYPES, POLICIES, Settings
 
@@ -47,16 +49,24 @@ def names_in(text: str) -> list[str]:
 
 out_argument = click.argument("out", type=LocalPath())
 _traceback = "Show the traceback of an error."
-debug_option = click.option(
+_debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, callback=remember_debug, help=_traceback
 )
+_version_option = click.version_option(__version__, "-V", "--version", prog_name="emtau")
+
+
+def common_options(command: Command) -> Command:
+    """Add the options that every command has."""
+    return quiet_option(verbose_option(_debug_option(_version_option(command))))
+
+
 array_option = click.option("--array", help="Member of DATA, if it is a zarr group.")
 columns_option = click.option(
     "--columns",
     callback=lambda *given: names_in(given[-1]) if given[-1] else None,
     help="Columns of DATA, separated by commas, if it is parquet or CSV.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for programs.")
 _NOT_IN_NAMES = re.compile(r"\[.*?\]|[^\w.-]+")
 """Parts of a path that are not used in the name of a folder: wildcards and spaces."""
 
@@ -101,7 +111,7 @@ def run_options(command: Command) -> Command:
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=override)
     @click.option("--scheduler", help=scheduler)
     @click.option("--workers", type=click.IntRange(1), help=workers)
-    @debug_option
+    @common_options
     @wraps(command)
     def with_overrides(
         *arguments: Any, overrides: Sequence[str], scheduler: str | None, workers: int | None, **options: Any
@@ -158,6 +168,13 @@ class FitOption:
 
 
 COMPONENTS = FitOption(("-k", "--components"), "model.n_components", "K", "Components of the mixture.")
+CHECKPOINT = FitOption(
+    ("--checkpoint",),
+    "checkpoint.path",
+    "PATH",
+    "Where what is done is kept (a path or URL), so that it can be continued.",
+    str,
+)
 OPTIONS = (
     COMPONENTS,
     FitOption(
@@ -190,15 +207,18 @@ OPTIONS = (
         str,
     ),
     FitOption(
-        ("--tol",), "stop.tol", "TOL", "When to stop: nats per row, auto (the default), or statistical."
+        ("--tol",),
+        "stop.tol",
+        "TOL",
+        "When to stop: a change of the log-likelihood per row, auto (the default), or statistical.",
     ),
     FitOption(("--max-iter",), "stop.max_iter", "N", "Most iterations."),
     FitOption(
         ("--missing",),
         "model.missing",
         "HOW",
-        "What NaN means: raise (an error, the default), drop (the row is left out) or marginalise (a missing "
-        "value; --algorithm em).",
+        "What NaN means: raise (an error, the default), drop (the row is left out) or marginalise "
+        "or marginalize (a missing value; --algorithm em).",
         str,
     ),
     FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),
@@ -209,6 +229,7 @@ OPTIONS = (
         "Where the results go; by default runs/ and the name of the data.",
         str,
     ),
+    CHECKPOINT,
 )
 
 
@@ -242,7 +263,8 @@ def config_of(
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Return the given config, or the one that data and options describe, and its unchecked values.
 
-    Raises `ConfigError` for a value that is not allowed, and for a config together with options or data.
+    Raises `ConfigError` for a value that is not allowed, and for a config together with data, or with options
+    other than that of the checkpoint.
     """
     from emtau_dask.cli.config import checked_config, config_values
     from emtau_dask.cli.yaml import ENDINGS
@@ -256,6 +278,9 @@ def config_of(
         return checked_config(values, TITLES), values
     if len(sources) > 1:
         raise ConfigError(f"{configs[0]} is a config, which names its data itself; give only the config")
+    if CHECKPOINT in given:
+        overrides = [*overrides, CHECKPOINT.setting(given[CHECKPOINT])]
+        given = {option: text for option, text in given.items() if option is not CHECKPOINT}
     if given:
         names = ", ".join("/".join(option.names) for option in given)
         sets = " ".join(f"--set {shlex.quote(option.setting(text))}" for option, text in given.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from emtau_dask.cli.inputs import Inputs
 from emtau_dask.cli.predict import LabelOptions, write_labels
 from emtau_dask.cli.report import report_of_fit
 from emtau_dask.cli.row_outputs import check_cube_name, form_at, form_of_cube
+from emtau_dask.cli.verbosity import watching
 from emtau_dask.cli.yaml import ENDINGS, to_yaml
 from emtau_dask.errors import ConfigError, EmtauError, masked_values
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.plot.drawing import check_matplotlib
-from emtau_dask.progress import watching
 from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.locations import paths_at
 from emtau_dask.storage.publishing import (
@@ -36,6 +35,8 @@ from emtau_dask.storage.publishing import (
     write_page,
 )
 
+SELECTION = "selection.json"
+"""Name of the candidates of a selection in the folder of its results."""
 REFUSALS = {"model": refuse_existing, "report": refuse_existing_page}
 """The checks of the places of results whose format does not depend on the name."""
 
@@ -104,7 +105,7 @@ def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, r
                 model.save(str(private))
                 mark_as_of(private, run)
             continue
-        with watching(sys.stderr) as observer:
+        with watching() as observer:
             if name == "labels":
                 options = LabelOptions(config.output.probabilities, config.output.scores, overwrite)
                 cube, missing = inputs.cube, config.model.missing
@@ -120,7 +121,8 @@ def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, r
 def result_values(result: RunResult) -> dict[str, Any]:
     """Return a result as values for JSON; a value that is unknown or was not written is None.
 
-    ``lower_bound`` and ``gap`` are in nats per row, ``work`` in passes over the rows.
+    ``lower_bound`` (the log-likelihood) and ``gap`` (what could still be gained) are nats per row, ``work``
+    passes over the rows.
     """
     model, outputs = result.model, result.outputs
     rows, features = result.inputs.rows.shape

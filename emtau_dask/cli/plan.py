@@ -26,7 +26,7 @@ from emtau_dask.em.memory import (
     largest_chunk,
     outline_of,
 )
-from emtau_dask.errors import ConfigError
+from emtau_dask.errors import ConfigError, counted
 from emtau_dask.estimator.fitting import fit_settings
 from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.scheduler import memory_of_worker
@@ -117,11 +117,12 @@ def check_memory(plan: Plan) -> None:
     ]
     chunks = "Smaller chunks would not help:"
     if plan.fitting:
-        chunks = f"Write the data in chunks of at most {plan.fitting:,} rows (they have {plan.longest:,}),"
+        most = counted(plan.fitting, "row")
+        chunks = f"Write the data in chunks of at most {most} (they have {plan.longest:,}),"
     raise ConfigError(
         f"cluster.memory_limit = {format_bytes(plan.limit)} is less than the "
-        f"{format_bytes(plan.demand.memory)} that a process with {plan.threads} thread(s) is predicted to "
-        f"need. {chunks} {', '.join([*remedies, 'use fewer threads'])}, or raise the limit."
+        f"{format_bytes(plan.demand.memory)} that a process with {counted(plan.threads, 'thread')} is "
+        f"predicted to need. {chunks} {', '.join([*remedies, 'use fewer threads'])}, or raise the limit."
     )
 
 
@@ -129,14 +130,15 @@ def plan_table(plan: Plan) -> Table:
     """Return a plan as a table."""
     need = plan.demand
     unknown = "" if need.complete else ", and what the input's own tasks need"
+    threads = counted(plan.threads, "thread")
     lines = {
         "data": plan.data,
-        "memory of a process": f"at most {format_bytes(need.memory)}{unknown} ({plan.threads} thread(s))",
+        "memory of a process": f"at most {format_bytes(need.memory)}{unknown} ({threads})",
         "of which reading a chunk": format_bytes(need.largest_read),
         "of which active rows and row state kept": format_bytes(need.cache),
         "of which chunks read ahead": format_bytes(need.read_ahead),
         "limit": "none given (cluster.memory_limit)" if plan.limit is None else format_bytes(plan.limit),
-        "chunks": f"{need.chunks:,}, the longest of {plan.longest:,} rows",
+        "chunks": f"{need.chunks:,}, the longest of {counted(plan.longest, 'row')}",
         "bytes of a full pass": f"{format_bytes(need.pass_bytes)} decoded",
         "tasks of a full iteration": f"{need.tasks:,}",
     }

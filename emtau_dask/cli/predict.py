@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from emtau_dask.cli.row_outputs import (
     form_of_cube,
     keeping,
 )
+from emtau_dask.cli.verbosity import watching
 from emtau_dask.dask_config import read_settings
 from emtau_dask.data.opening import columns_of_fit
 from emtau_dask.data.source import Source
@@ -44,7 +44,6 @@ from emtau_dask.execution.choice import choose_executor
 from emtau_dask.execution.workers import shared_source
 from emtau_dask.interrupts import interruptible
 from emtau_dask.process import threads_side_by_side
-from emtau_dask.progress import watching
 from emtau_dask.settings import missing_values
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import paths_at
@@ -108,7 +107,7 @@ def run_predict(
         form = keeping(form, out, data, options.keep, columns, results)
     threads = {} if workers is None else {"num_workers": workers}
     with (
-        watching(sys.stderr) as observer,
+        watching() as observer,
         features_named(names),
         dask.config.set(scheduler="threads", **threads),
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from emtau_dask.cli.config import RunConfig
 from emtau_dask.cli.inputs import Inputs, open_inputs, open_rows_or_cube
 from emtau_dask.cli.resuming import portable, resumed_config
+from emtau_dask.cli.verbosity import watching
 from emtau_dask.cli.yaml import to_yaml
 from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import columns_of_fit
@@ -23,7 +23,6 @@ from emtau_dask.estimator.resuming import mixture_in, open_saved
 from emtau_dask.estimator.row_sample import DrawnRows, drawn_rows
 from emtau_dask.plot.drawing import MAX_ROWS, check_matplotlib
 from emtau_dask.process import numerical_environment, software
-from emtau_dask.progress import watching
 from emtau_dask.report.content import Subject
 from emtau_dask.report.page import report_page
 from emtau_dask.storage.commits import holds_run
@@ -63,7 +62,7 @@ def run_report(
     refuse_existing_page(out, overwrite, inputs=read)
     check_writable(out)
     subject, config = _subject_at(place)
-    with watching(sys.stderr) as observer:
+    with watching() as observer:
         if data is not None:
             names = getattr(subject.model, "feature_names_in_", None)
             chosen = columns_of_fit(data, names) if columns is None else columns

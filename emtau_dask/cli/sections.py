@@ -113,7 +113,7 @@ OptionalPaths = Annotated[
 ]
 MemoryLimit = Annotated[
     Annotated[str, Field(coerce_numbers_to_str=True)] | None,
-    optional(Constraint("an amount of memory above 0 (such as 2GB or 512MiB)", _is_memory)),
+    optional(Constraint("an amount of memory above 0 (such as 2GiB or 512MiB)", _is_memory)),
 ]
 """A size in dask's notation; a number is a size in bytes."""
 

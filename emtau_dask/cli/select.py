@@ -5,34 +5,37 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from emtau_dask.cli.cluster import computing
 from emtau_dask.cli.config import RunConfig, checked_config, estimator_of
 from emtau_dask.cli.fit import inputs_within_memory
 from emtau_dask.cli.options import COMPONENTS, TITLES, FitOption, values_of_data
-from emtau_dask.cli.outputs import RunResult, checked_outputs, result_values, write_outputs, write_text
+from emtau_dask.cli.outputs import (
+    SELECTION,
+    RunResult,
+    checked_outputs,
+    result_values,
+    write_outputs,
+    write_text,
+)
 from emtau_dask.cli.resuming import override_keys
-from emtau_dask.cli.terminal import echo
+from emtau_dask.cli.verbosity import watching
 from emtau_dask.cli.yaml import ENDINGS
-from emtau_dask.errors import CheckpointCorruptError, ConfigError, EmtauError, short
+from emtau_dask.errors import CheckpointCorruptError, ConfigError, EmtauError, counted, short
 from emtau_dask.estimator.inputs import BY_DEFAULT
-from emtau_dask.progress import watching
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
 from emtau_dask.selection.criteria import SelectionSettings, checked_settings
 from emtau_dask.selection.select import select
-from emtau_dask.selection.table import CandidateRecord, ComponentSelection, SelectionTable
+from emtau_dask.selection.table import CRITERIA, CandidateRecord, ComponentSelection
 from emtau_dask.storage.urls import suffix_of
 
-FOLDER, RESULT = "selection", "selection.json"
-"""Names in the folder of the results: of the selection's checkpoint, and of its table."""
+FOLDER = "selection"
+"""Name of the selection's checkpoint in the folder of the results."""
 REFUSED = {
     "model.n_components": "give --components",
     "model.covariance_type": "give --covariance",
@@ -75,11 +78,11 @@ def numbers_of(text: str) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class SelectionResult:
-    """A selection, and, if they were written, the results of its best model and the file of the table."""
+    """A selection, the written results of its best model, and the file of the table."""
 
     selection: ComponentSelection
-    run: RunResult | None
-    place: Path | None
+    run: RunResult
+    place: Path
 
 
 def config_of_largest(
@@ -87,7 +90,6 @@ def config_of_largest(
     largest: int,
     given: Mapping[FitOption, str],
     overrides: Sequence[str],
-    directory: str | None,
 ) -> RunConfig:
     """Return the config of a fit of the largest candidate; its other settings are those of all candidates.
 
@@ -100,10 +102,7 @@ def config_of_largest(
         for refused, why in REFUSED.items():
             if key == refused or key.startswith(f"{refused}."):
                 raise ConfigError(f"--set {key} cannot be given to emtau select: {why}")
-    values = values_of_data(sources, {**given, COMPONENTS: str(largest)}, overrides)
-    if directory is not None:
-        values["output"] = {**values["output"], "directory": directory}
-    return checked_config(values, TITLES)
+    return checked_config(values_of_data(sources, {**given, COMPONENTS: str(largest)}, overrides), TITLES)
 
 
 def settings_of(
@@ -119,37 +118,31 @@ def settings_of(
     return checked_settings(n_components, covariance_types, criterion, None, template, sample_rows, finalists)
 
 
-def run_selection(
-    config: RunConfig, settings: SelectionSettings, *, written: bool, overwrite: bool
-) -> SelectionResult:
-    """Run a selection; if ``written``, write the best model, its labels and the table."""
+def run_selection(config: RunConfig, settings: SelectionSettings, *, overwrite: bool) -> SelectionResult:
+    """Run a selection, and write the best model, its labels and the table."""
     directory = Path(config.output.directory)
-    checkpoint = selection_checkpoint(config.checkpoint.path or (directory / FOLDER if written else None))
-    if checkpoint is not None and overwrite:
+    checkpoint = selection_checkpoint(config.checkpoint.path or directory / FOLDER)
+    assert checkpoint is not None
+    if overwrite:
         _remove(checkpoint)
-    run = _selection_id(checkpoint)
-    outputs, place = None, directory / RESULT
-    if written:
-        outputs = checked_outputs(config, overwrite=overwrite, run=run)
-        if place.exists() and not ((overwrite or run is not None) and place.is_file()):
-            raise EmtauError(
-                f"{place} already exists; use --overwrite to replace it, or choose another folder"
-            )
+    run, place = _selection_id(checkpoint), directory / SELECTION
+    outputs = checked_outputs(config, overwrite=overwrite, run=run)
+    if place.exists() and not ((overwrite or run is not None) and place.is_file()):
+        raise EmtauError(f"{place} already exists; use --overwrite to replace it, or choose another folder")
     inputs, plan = inputs_within_memory(config, overwrite=False)
-    with watching(sys.stderr) as observer, computing(config.cluster, observer, plan.settings):
+    with watching() as observer, computing(config.cluster, observer, plan.settings):
         data = {"X": inputs.data, "sample_weight": inputs.weights, "chosen": BY_DEFAULT}
         selection = select(settings, data, checkpoint=checkpoint, observer=observer)
-    if outputs is None:
-        return SelectionResult(selection, None, None)
-    best, run = selection.best_estimator_, _selection_id(checkpoint)
-    result = SelectionResult(selection, write_outputs(outputs, best, inputs, run=run), place)
+    best = selection.best_estimator_
+    written = write_outputs(outputs, best, inputs, run=_selection_id(checkpoint))
+    result = SelectionResult(selection, written, place)
     text = json.dumps(selection_values(result), indent=2, allow_nan=False)
     write_text(place, f"{text}\n", "the table")
     return result
 
 
-def _selection_id(checkpoint: SelectionCheckpoint | None) -> str | None:
-    entry = None if checkpoint is None else checkpoint.entry()
+def _selection_id(checkpoint: SelectionCheckpoint) -> str | None:
+    entry = checkpoint.entry()
     return None if entry is None else entry.id
 
 
@@ -166,7 +159,7 @@ def _remove(checkpoint: SelectionCheckpoint) -> None:
 def selection_values(result: SelectionResult) -> dict[str, Any]:
     """Return a selection as values for JSON; an unknown value is None.
 
-    ``log_likelihood``, ``held_out`` and ``expected_loss`` are in nats per row.
+    ``log_likelihood``, ``held_out`` and ``expected_loss`` are per row.
     """
     selection, best = result.selection, result.selection.best_estimator_
     passes = selection.passes_
@@ -180,7 +173,7 @@ def selection_values(result: SelectionResult) -> dict[str, Any]:
         "converged": bool(best.converged_),
         "candidates": list(map(_plain, selection.table_)),
         "finalists": list(map(_plain, selection.finalists_)),
-        "fit": None if result.run is None else _fit_values(result.run),
+        "fit": _fit_values(result.run),
     }
 
 
@@ -190,81 +183,42 @@ def _fit_values(run: RunResult) -> dict[str, Any]:
 
 
 def _plain(record: CandidateRecord) -> dict[str, Any]:
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
+        for name, value in asdict(record).items()
     }
 
 
-def print_selection(result: SelectionResult, console: Console) -> None:
-    """Print the candidates, the choice, and the places of the results."""
-    selection = result.selection
-    console.print(selection_table(selection.table_, f"fits to a sample of {selection.sample_rows_:,} rows"))
+def summary_lines(result: SelectionResult) -> list[str]:
+    """Return the candidates, the choice, the places of the results, and what to do next."""
+    selection, outputs = result.selection, result.run.outputs
+    sample = counted(selection.sample_rows_, "row")
+    tables = [selection.table_.text(f"fits to a sample of {sample}:")]
     if selection.finalists_:
-        console.print(selection_table(selection.finalists_, "fits to all rows"))
-    for line in (*selection_lines(selection), *_places(result)):
-        echo(line)
-
-
-def _places(result: SelectionResult) -> list[str]:
-    if result.run is None:
-        return ["no results are written without -o FOLDER"]
-    places = {**result.run.outputs.places, "table": result.place}
-    return [f"{what} saved in {place}" for what, place in places.items()]
-
-
-COLUMNS = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
-
-
-def selection_table(table: SelectionTable, title: str) -> Table:
-    """Return a table of candidates, ``*`` at the best; criteria are differences from the lowest."""
-    result_table = Table(title=title, box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
-    result_table.add_column("")
-    for heading in (
-        "K",
-        "type",
-        "p",
-        "log-lik.",
-        *(f"+{name}" for name in COLUMNS.values()),
-        "held out",
-    ):
-        result_table.add_column(heading, justify="left" if heading == "type" else "right", no_wrap=True)
-    fitted = [record for record in table if math.isfinite(record.bic)]
-    least = {name: min((getattr(record, name) for record in fitted), default=0.0) for name in COLUMNS}
-    for number, record in enumerate(table):
-        mark = "*" if number == table.best else "!" if record.reason else ""
-        shape = str(record.n_components), record.covariance_type, f"{record.parameters:,}"
-        values = ["-"] * (len(COLUMNS) + 2)
-        if math.isfinite(record.bic):
-            above = (_above(getattr(record, name) - least[name]) for name in COLUMNS)
-            held_out = f"{record.held_out:.6g}" if math.isfinite(record.held_out) else "-"
-            values = [f"{record.log_likelihood:.6g}", *above, held_out]
-        result_table.add_row(mark, *shape, *values)
-    return result_table
-
-
-def _above(value: float) -> str:
-    """Return a difference of criteria in at most nine characters."""
-    if value < 1000:
-        return f"{value:.4g}"
-    return f"{value:,.0f}" if value < 1e7 else f"{value:.2e}"
+        tables.append(selection.finalists_.text("fits to all rows:"))
+    places = {**outputs.places, "table": result.place}
+    saved = [f"{what} saved in {path}" for what, path in places.items()]
+    folder = shlex.quote(outputs.config.output.directory)
+    next_ = [f"next: emtau inspect {folder}, or emtau predict {folder} DATA OUT.zarr"]
+    lines = [line for table in tables for line in table.splitlines()]
+    return [*lines, *selection_lines(selection), *saved, *(next_ if "model" in outputs.places else ())]
 
 
 def selection_lines(selection: ComponentSelection) -> list[str]:
     """Return the result of a selection in sentences."""
     passes = selection.passes_
-    name = COLUMNS.get(selection.criterion_, "the likelihood of held-out rows")
+    name = CRITERIA.get(selection.criterion_, "the likelihood of held-out rows")
     lines = [
-        f"best by {name}: {selection.best_n_components_} components, {selection.best_covariance_type_}",
-        f"passes over {selection.n_rows_:,} rows: {passes.sample} for the sample, {passes.scoring} for "
-        f"scores, {passes.fits:.3g} for fits",
+        f"best by {name}: {counted(selection.best_n_components_, 'component')}, "
+        f"{selection.best_covariance_type_} covariance",
+        f"passes over {counted(selection.n_rows_, 'row')}: {passes.sample} for the sample, "
+        f"{passes.scoring} for scores, {passes.fits:.3g} for fits",
     ]
     reasons = [record for record in selection.table_ if record.reason]
     if reasons:
-        which = ", ".join(f"{each.n_components} {each.covariance_type}" for each in reasons)
+        which = ", ".join(f"K = {each.n_components} ({each.covariance_type})" for each in reasons)
         lines.append(f"could not be fitted: {which}. The first: {reasons[0].reason}")
-    edge = {each.n_components for each in selection.table_}
-    if len(edge) > 1 and selection.best_n_components_ == max(edge):
-        lines.append("the best is the largest number that was tried; try larger ones, too")
+    numbers = {each.n_components for each in selection.table_}
+    if len(numbers) > 1 and selection.best_n_components_ == (most := max(numbers)):
+        lines.append(f"that is the largest number that was tried; try larger ones, too: -k {most}:{2 * most}")
     return lines

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from emtau_dask.cli.streams import open_standard_streams
+from emtau_dask.cli.verbosity import QUIET, verbosity
 from emtau_dask.errors import ConfigError, EmtauError, one_line, shown
 from emtau_dask.interrupts import handler_of_signals
 
@@ -46,14 +47,30 @@ def echo(text: str, *, err: bool = False) -> None:
     click.echo(one_line(text), err=err)
 
 
+def say(text: str) -> None:
+    """Print a line of a summary, unless the command is to be quiet."""
+    if verbosity() != QUIET:
+        echo(text)
+
+
 def echo_json(values: Any) -> None:
     """Print values as one JSON document."""
     # JSON does not escape DEL, a control character of terminals.
     click.echo(json.dumps(values, indent=2, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
+class SummarisedCommand(click.Command):
+    """A command whose line in the list of commands is its first sentence, also if that is long."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the first sentence."""
+        return super().get_short_help_str(sys.maxsize)
+
+
 class ExitGroup(click.Group):
     """A group of commands that end with one line and an exit code, not with a traceback."""
+
+    command_class = SummarisedCommand
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command as the only work of this process, even if nobody reads its output.
@@ -227,7 +244,7 @@ def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None
 
     if as_json:
         echo_json(result_values(result))
-    else:
+    elif verbosity() != QUIET:
         _print_tables(result)
     if result.model.stop_reason_ == "max-iter":
         echo(f"emtau: {_not_converged(result)}", err=True)
@@ -237,12 +254,12 @@ def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None
 def _print_tables(result: RunResult) -> None:
     from emtau_dask.cli.console import console_on
     from emtau_dask.cli.inputs import data_text
-    from emtau_dask.cli.inspect import component_table, fit_table
+    from emtau_dask.estimator.summary import with_labels
 
-    console = console_on(sys.stdout)
-    console.print(component_table(result.model, result.label_counts))
-    data = data_text(result.outputs.config, result.inputs)
-    console.print(fit_table(result.model, data, result.inputs.rows.shape[0]))
+    console, summary, counts = console_on(sys.stdout), result.model.summary(), result.label_counts
+    console.print(str(summary if counts is None else with_labels(summary, counts.tolist())))
+    if not getattr(result.inputs.rows, "chosen", ""):  # else a note of the fit says it
+        console.print(f"data: {data_text(result.outputs.config, result.inputs)}")
     for what, path in result.outputs.places.items():
         echo(f"{what} saved in {path}")
 
@@ -251,7 +268,7 @@ def _not_converged(result: RunResult) -> str:
     """Return the message for a fit that stopped at max_iter: its last change, and how to continue."""
     stop, run = result.outputs.config.stop, result.outputs.config.checkpoint.path
     change = result.model.history_.last_change
-    last = f", after a change of the bound by {change:.2g} nats per row" if math.isfinite(change) else ""
+    last = f", after the log-likelihood changed by {change:.2g} per row" if math.isfinite(change) else ""
     remedy = "Raise one of them for a converged fit."
     if run is not None:
         remedy = f"To continue: emtau resume {shlex.quote(run)} --set stop.max_iter={2 * stop.max_iter}"

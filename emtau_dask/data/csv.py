@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import numpy as np
+from dask.utils import format_bytes
 from numpy.typing import NDArray
 
 from emtau_dask.dask_config import scratch_place
@@ -307,8 +308,8 @@ def open_csv(
     for table, numbers in zip(tables, chosen, strict=True):
         if len(numbers) != width:
             raise InvalidDataError(
-                f"{table.place} has {len(numbers)} feature(s), but {tables[0].place} has {width}. Give the "
-                "same features in all tables."
+                f"{table.place} and {tables[0].place} differ in their number of features, {len(numbers)} and "
+                f"{width}. Give the same features in all tables."
             )
         if table.named and not tables[0].named and all(map(_is_number, table.fields)):
             raise InvalidDataError(
@@ -338,8 +339,8 @@ def _scratch_folder(where: str, n_values: float) -> ScratchFolder:
         free = shutil.disk_usage(place).free
     if n_values * DOUBLE.itemsize > free:
         raise StorageError(
-            f"the rows of {where} take about {n_values * DOUBLE.itemsize / 1e6:,.0f} MB as float64, but "
-            f"{place} has {free / 1e6:,.0f} MB free. Free space, or set dask's emtau.scratch "
+            f"the rows of {where} take about {format_bytes(int(n_values * DOUBLE.itemsize))} as float64, but "
+            f"{place} has {format_bytes(free)} free. Free space, or set dask's emtau.scratch "
             "(DASK_EMTAU__SCRATCH=FOLDER before a command) to a folder with more."
         )
     return scratch

@@ -35,7 +35,7 @@ from emtau_dask.data.source import (
     memory_source,
 )
 from emtau_dask.data.zarr_arrays import array_source, open_zarr, zarr_source
-from emtau_dask.errors import InvalidDataError, warn_user
+from emtau_dask.errors import InvalidDataError, counted, warn_user
 from emtau_dask.storage.errors import read_errors
 from emtau_dask.storage.locations import NPY, Place, check_readable, paths_at
 from emtau_dask.storage.urls import is_url, suffix_of
@@ -113,7 +113,7 @@ def joined(sources: Sequence[RangeSource], places: Sequence[str]) -> RangeSource
 
 
 def _width(source: RangeSource) -> str:
-    return f"{source.shape[1]} feature(s)" if len(source.shape) == 2 else f"the shape {source.shape[1:]}"
+    return counted(source.shape[1], "feature") if len(source.shape) == 2 else f"the shape {source.shape[1:]}"
 
 
 def open_source(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.data.parquet_files import ParquetPart, part_at, partition_columns, parts_at
 from emtau_dask.data.source import Loaded, RangeReader, RangeSource
-from emtau_dask.errors import InvalidDataError, InvalidDtypeError, warn_user
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError, counted, warn_user
 from emtau_dask.storage.files import each
 from emtau_dask.storage.locations import Place, place_text
 from emtau_dask.storage.tables import loaded_pyarrow
@@ -211,8 +211,8 @@ def _features(
     text = [name for name, dtype in partitions.items() if dtype is None and name not in schema.names]
     if text:
         warn_user(
-            f"the names of the folders of {place} give the column(s) {', '.join(map(repr, text))}, which do "
-            "not hold whole numbers of 32 bits and are left out."
+            f"the names of the folders of {place} give {counted(len(text), 'column')} that "
+            f"are not whole numbers of 32 bits and are left out: {', '.join(map(repr, text))}."
         )
     for name in numbers:
         if len({dict(part.partition).get(name) for part in parts}) == 1:
@@ -327,5 +327,5 @@ def _files_text(place: Place, n_files: int, n_ignored: int) -> str:
     """Return a text for people about the files that are read of a place; "" for a single file."""
     if n_files == 1 and not n_ignored:
         return ""
-    others = f"; {n_ignored:,} other file(s) are not read" if n_ignored else ""
-    return f"{n_files:,} parquet file(s) of {place_text(place)}{others}"
+    others = f"; not read: {counted(n_ignored, 'other file')}" if n_ignored else ""
+    return f"{counted(n_files, 'parquet file')} of {place_text(place)}{others}"

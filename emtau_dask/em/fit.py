@@ -124,6 +124,7 @@ def fit(
         state = state_store.state
         with first_unusable_row_named(problem), state_store.explained_errors():
             while not state.finished:
+                context.observer.part(_name_of_run(parts, state))
                 try:
                     state = _begin_run(parts, state)
                     state = _iterate_run(parts, state)
@@ -182,6 +183,15 @@ def _without_small_samples(settings: EmSettings, problem: Problem) -> EmSettings
     shares = tuple(share for share in settings.shares if share * problem.n_rows >= least)
     samples = replace(acceleration.samples, shares=shares)
     return replace(settings, acceleration=replace(acceleration, samples=samples))
+
+
+def _name_of_run(fit: _Fit, state: FitState) -> str:
+    """Return the name of the run that goes on, for people."""
+    run, n_runs = state.current, len(fit.settings.seeds)
+    if fit.compares_starts and run is not None and run.progress is not None and run.progress.chosen:
+        return "best start"
+    start = f"start {state.run + 1} of {n_runs}" if n_runs > 1 else "fit"
+    return f"{start} on a sample" if fit.compares_starts else start
 
 
 def _begin_run(fit: _Fit, state: FitState) -> FitState:

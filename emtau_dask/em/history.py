@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Protocol, overload
 
-from emtau_dask.errors import MissingPackageError, html_table
+from emtau_dask.errors import MissingPackageError, counted, html_table, plain_table
 from emtau_dask.execution.executor import PassObserver
 from emtau_dask.mixture.parameters import MixtureParameters
 
 MAX_SHOWN = 10
-"""Maximum number of iterations that a notebook shows, the last ones."""
+"""Maximum number of iterations that are shown, the last ones."""
 SLOW_GAIN = 0.2
 """Convergence is slow if the gain over some passes is more than a fifth of that over as many before."""
 LAGS = (2, 4, 8, 16)
@@ -31,8 +31,8 @@ class IterationRecord:
     iteration : int
         1-based.
     lower_bound : float
-        After its E-step, before its M-step; nats per (weighted) row. In a pass over a sample it is that of
-        the sample; if active rows have sampling weights, it is an estimate.
+        Log-likelihood per (weighted) row in nats, after its E-step, before its M-step. In a pass over a
+        sample it is that of the sample; if active rows have sampling weights, it is an estimate.
     active_rows : int
         Rows scored, those of samples and starts included; more than all rows if some are scored twice, or
         if a gap is measured.
@@ -93,8 +93,8 @@ def frame_of(kind: type, records: Sequence[Any], called: str) -> Any:
         import pandas as pd
     except ImportError as error:
         raise MissingPackageError(
-            f"{called}.to_frame() needs pandas: pip install pandas. Without it the records are those of "
-            f"list({called})."
+            f"{called}.to_frame() needs pandas: pip install pandas. Without it print({called}) shows them, "
+            f"and list({called}) are the records."
         ) from error
     names = [field.name for field in fields(kind)]
     return pd.DataFrame({name: [getattr(record, name) for record in records] for name in names})
@@ -130,9 +130,13 @@ class FitHistory(Sequence[IterationRecord]):
 
     def __repr__(self) -> str:
         last = self.last_kept
-        bound = "" if last is None else f", lower bound {last.lower_bound:.9g} nats per row"
-        notes = f", {len(self.notes)} notes" if self.notes else ""
-        return f"FitHistory({len(self)} iterations, {self.work:.4g} passes over the data{bound}{notes})"
+        reached = "" if last is None else f", log-likelihood per row {last.lower_bound:.9g}"
+        notes = f", {counted(len(self.notes), 'note')}" if self.notes else ""
+        iterations = counted(len(self), "iteration")
+        return f"FitHistory({iterations}, {self.work:.4g} passes over the data{reached}{notes})"
+
+    def __str__(self) -> str:
+        return plain_table(*self._table())
 
     def to_frame(self) -> Any:
         """Return the records as a pandas DataFrame: a row for each iteration, which is the index.
@@ -145,21 +149,25 @@ class FitHistory(Sequence[IterationRecord]):
         return frame_of(IterationRecord, self.records, "history_").set_index("iteration")
 
     def _repr_html_(self) -> str:
+        return html_table(*self._table())
+
+    def _table(self) -> tuple[str, list[str], list[list[str]]]:
+        """Return the caption, the headings and the texts of a table of the last iterations."""
         last = self.records[-MAX_SHOWN:]
-        caption = f"{self!r}; the last {len(last)} of {len(self)} iterations"
+        caption = f"{self!r}; the last {len(last)} of {counted(len(self), 'iteration')}"
         cells = [
             [
                 f"{record.iteration}",
                 f"{record.lower_bound:.9g}" + ("" if record.accepted else " (refused)"),
                 f"{record.gap:.2g}" if math.isfinite(record.gap) else "",
-                f"{record.active_rows:,} of {record.rows:,}",
+                f"{record.active_rows / record.rows:.3g} passes",
                 f"{record.chunks_processed:,} of {record.chunks_processed + record.chunks_skipped:,}",
                 f"{record.seconds:.3g}",
             ]
             for record in last
         ]
-        headings = ["iteration", "lower bound", "gap", "rows scored", "chunks", "seconds"]
-        return html_table(caption, headings, cells)
+        headings = ["iteration", "log-lik./row", "could still gain", "rows scored", "chunks", "seconds"]
+        return caption, headings, cells
 
     @property
     def last_kept(self) -> IterationRecord | None:
@@ -239,7 +247,11 @@ def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) 
 
 
 class FitObserver(PassObserver, Protocol):
-    """Is notified of every pass, chunk and iteration; must not raise."""
+    """Is notified of every part of a fit, pass, chunk and iteration; must not raise."""
+
+    def part(self, name: str) -> None:
+        """A part of a fit begins, such as ``"start 3 of 8"``; the one before has ended."""
+        ...
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
         """An iteration is complete; ``parameters`` are those of its M-step."""
@@ -256,6 +268,9 @@ class FitObserver(PassObserver, Protocol):
 
 class SilentObserver:
     """Ignores all that it is notified of."""
+
+    def part(self, name: str) -> None:
+        """Ignore."""
 
     def stage(self, name: str, chunks: int) -> None:
         """Ignore."""

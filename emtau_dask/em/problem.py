@@ -34,7 +34,7 @@ from emtau_dask.data.source import (
 )
 from emtau_dask.em.history import FitObserver, SilentObserver
 from emtau_dask.em.verification import ChunkTask, DataVerifier, DigestingTask
-from emtau_dask.errors import AbsentFeatureError, InvalidDataError, UnusableRowError
+from emtau_dask.errors import AbsentFeatureError, InvalidDataError, UnusableRowError, counted
 from emtau_dask.execution.executor import NO_SOURCE, AheadBudget, ChunkInput, Executor, MapReduce
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.linalg import Floats, Ints
@@ -247,7 +247,8 @@ def check_counts(rows: Source, weights: Source | None, n_components: int) -> Non
         raise _too_few_rows(n_components, n_rows, "")
     if weights is not None and weights.shape[0] != n_rows:
         raise InvalidDataError(
-            f"sample_weight has {weights.shape[0]} values, X has {n_rows} rows; give one for each row."
+            f"sample_weight has {counted(weights.shape[0], 'value')}, X has {counted(n_rows, 'row')}; give "
+            "one for each row."
         )
 
 

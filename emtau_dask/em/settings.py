@@ -252,8 +252,8 @@ def tolerances(tol: float | str, n_rows: int, p: int, *, auto: bool) -> tuple[fl
         if tol == "statistical" and not enough:
             raise ConfigError(
                 f"tol='statistical' needs {MIN_ROWS_FOR_STATISTICAL} rows for each of the {p:,} free "
-                f"parameters; there are {n_rows:,} rows. Give a number of nats per row, such as "
-                f"{DEFAULT_TOL:g}, or fewer components."
+                f"parameters; there are {n_rows:,} rows. Give a number, a change of the "
+                f"log-likelihood per row, such as {DEFAULT_TOL:g}, or fewer components."
             )
         if tol == "statistical" or (auto and enough):
             return 0.0, statistical_gap(n_rows, p)

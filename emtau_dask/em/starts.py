@@ -23,7 +23,7 @@ from emtau_dask.em.assignment import (
 from emtau_dask.em.problem import Context, Problem, make_problem
 from emtau_dask.em.sampling import RowSample, sample_rows, sample_size, sampled_rows
 from emtau_dask.em.state import KMeansProgress
-from emtau_dask.errors import AbsentFeatureError, InvalidDataError
+from emtau_dask.errors import AbsentFeatureError, InvalidDataError, counted
 from emtau_dask.execution.choice import one_thread
 from emtau_dask.mixture.linalg import Floats, read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters, m_step
@@ -111,7 +111,7 @@ def lloyd(
         if empty.any() and n_iter < max_iter + problem.n_components:
             heaviest = int(np.argmax(statistics.weights))
             problem.context.observer.note(
-                f"k-means: {int(empty.sum())} empty centre(s) moved onto centre {heaviest}"
+                f"k-means: {counted(int(empty.sum()), 'empty centre')} moved onto centre {heaviest}"
             )
             moved = np.where(empty[:, np.newaxis], statistics.means[heaviest], statistics.means)
             progress = replace(progress, centres=read_only_copy(moved), n_iter=n_iter)

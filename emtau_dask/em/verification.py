@@ -158,7 +158,7 @@ class DataVerifier:
                 raise self._changed(one, then, where)
             here, there = sorted((made_on, one.made_on))
             self._note(
-                f"the graph of {source} gave other values with {here} than with {there}: the last bits of "
+                f"the graph of {source} gave other values with {here} than with {there}: the last digits of "
                 "results may differ from those of one kind of machine."
             )
 

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from emtau_dask.constraints import integer, number
 from emtau_dask.em.history import FitHistory
 from emtau_dask.em.predict import RESPONSIBILITIES, conditional_means, imputation
-from emtau_dask.errors import InvalidDataError, UnusableRowError, short
+from emtau_dask.errors import InvalidDataError, UnusableRowError, counted, short
 from emtau_dask.estimator.inputs import FeatureChoice
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.kernels.dispatch import scoring_kernels
@@ -169,7 +169,7 @@ class ConditionedMixture(FittedMixture):
         given = self._numbers_of(features)
         if len(given) == self.n_features_in_:
             raise InvalidDataError(
-                f"all {len(given)} features are given, so none is left. Remove one or more of them."
+                f"all {counted(len(given), 'feature')} given: none is left. Remove one or more of them."
             )
         return Conditioning(self.parameters_, given)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emtau_dask.errors import one_line, warn_user
+from emtau_dask.errors import counted, one_line, warn_user
 from emtau_dask.mixture.linalg import Floats, Ints
 
 LEAST_ROWS = 100
@@ -35,7 +35,7 @@ class DoubtfulColumns:
         self.looked = True
         if len(rows) < LEAST_ROWS or rows.shape[1] == 1:
             return
-        seen = f"in a random sample of {len(rows):,} rows"
+        seen = f"in a random sample of {counted(len(rows), 'row')}"
         constant = np.fmin.reduce(rows) == np.fmax.reduce(rows)
         alike = [int(j) for j in np.flatnonzero(~constant) if looks_like_id(rows[:, j], numbers)]
         if constant.any():

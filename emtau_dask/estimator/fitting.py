@@ -41,6 +41,7 @@ from emtau_dask.errors import (
     ConfigError,
     EmtauError,
     InvalidDataError,
+    counted,
     features_named,
     shown,
     shutdown_named,
@@ -115,8 +116,8 @@ def not_converged_text(estimator: Any) -> str:
     """Return the warning for a fit that ``max_iter`` stopped: its last change, and how to continue."""
     change, gap = estimator.history_.last_change, estimator.gap_
     progress = [
-        f"The lower bound last changed by {change:.2g} nats per row" if math.isfinite(change) else "",
-        f"its estimated gap is {gap:.2g} nats per row" if math.isfinite(gap) else "",
+        f"The log-likelihood per row last changed by {change:.2g}" if math.isfinite(change) else "",
+        f"it could still gain about {gap:.2g}" if math.isfinite(gap) else "",
         f"tol is {estimator.tol!r}",
     ]
     remedy = "set_params(max_iter=..., warm_start=True).fit(X)"
@@ -223,6 +224,7 @@ def fit_session(
     if not executor.in_process:
         check_picklable("the policy", policy)
     with interruptible(), closed_after(observer or observer_for(estimator.verbose)) as fit_observer:
+        fit_observer.part("preparing")
         data = opened_data(X, chosen, names, fit_observer)
         with opened_sources(
             executor.client, estimator, data, sample_weight, responsibilities_init
@@ -299,14 +301,14 @@ def run_fit(
     if settings.compiled and executor.in_process:
         compile_ahead(settings.structure, settings.requested.n_components, sources.rows, observer)
     LOG.info(
-        "fit %s: %s rows, %d features, %d components (%s), %s, on %s",
+        "fit %s: %s, %s, %s (%s), %s, on %s",
         how,
-        f"{rows:,}",
-        features,
-        settings.requested.n_components,
+        counted(rows, "row"),
+        counted(features, "feature"),
+        counted(settings.requested.n_components, "component"),
         settings.requested.covariance_type,
         type(settings.policy).__name__,
-        f"{executor.threads} threads" if executor.in_process else "other processes",
+        counted(executor.threads, "thread") if executor.in_process else "other processes",
     )
     doubtful = DoubtfulColumns(estimator._names)
     with (
@@ -397,9 +399,9 @@ def publish(estimator: FittedMixture, finished: FitState) -> None:
     assert run is not None
     assert run.stop_reason is not None
     LOG.info(
-        "fit ended (%s): %d iterations, %.4g passes over the data, bound %.9g",
+        "fit ended (%s): %s, %.4g passes over the data, log-likelihood per row %.9g",
         run.stop_reason,
-        len(run.history),
+        counted(len(run.history), "iteration"),
         run.history.work,
         run.lower_bound,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from sklearn.exceptions import ConvergenceWarning
 
@@ -12,6 +12,7 @@ from emtau_dask.estimator.conditioning import ConditionedMixture
 from emtau_dask.estimator.fitting import fit_estimator, not_converged_text
 from emtau_dask.estimator.inputs import FeatureChoice
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
+from emtau_dask.policies.policy import ActivityPolicy
 from emtau_dask.policies.registry import ALGORITHMS, as_policy
 
 FAR, GOOD_GAP = 100.0, 1e-9
@@ -19,63 +20,66 @@ FAR, GOOD_GAP = 100.0, 1e-9
 
 
 class GaussianMixture(ConditionedMixture):
-    """Gaussian mixture fitted by EM with partial E-steps, on data of any size.
+    """Gaussian mixture fitted by EM, on data of any size.
 
     Parameters
     ----------
     n_components : int, default=1
         Number of components K.
     covariance_type : {"full", "tied", "diag", "spherical", "tied_diag", "tied_spherical"}, default="full"
-        As in scikit-learn. With ``"tied_diag"`` all components share one variance for each feature, with
-        ``"tied_spherical"`` they share a single variance (mclust's models EEI and EII).
+        Shape of the covariances; the first four are scikit-learn's. With ``"tied_diag"`` all components share
+        one variance for each feature, with ``"tied_spherical"`` they share a single variance (mclust's models
+        EEI and EII).
     algorithm : {"auto", "em", "em-tau", "em-star", "em-lazy", "em-sampled"} or policy, default="auto"
-        Which rows each E-step scores: a name, for the policy's defaults, or an
+        Which rows each E-step scores. A name, for the policy's defaults, or an
         object: `FullEM`, `EMTau`, `EMStar`, `EMLazy`, `EMSampled`, or one of your own with the
         methods of `emtau_dask.policies.ActivityPolicy`. ``"auto"`` begins on samples if the data are
         large, and continues with `EMSampled` or `FullEM`: a fixed function of the numbers of rows, features
         and components and of the covariance type (see ``emtau_dask.em.settings``).
     tol : float, "auto" or "statistical", default="auto"
-        The fit stops when the lower bound changes by less than this from one full pass to the next (nats per
-        row). With 0 it never stops by tol. ``"statistical"`` stops when the estimated gap (see ``gap_``) is
-        below ``min(0.01 p/2N, 1/8N)`` for p free parameters and N rows: then sampling error is many times
-        larger. ``"auto"`` is ``"statistical"`` for ``algorithm="auto"`` if there are at least 10 rows for
-        each parameter, else 1e-5.
+        When to stop. The fit stops when the log-likelihood per row changes by less than this (nats) from one
+        full pass to the next. With 0 it never stops by tol. ``"statistical"`` stops when it could still gain
+        (see ``gap_``) less than ``min(0.01 p/2N, 1/8N)`` for p free parameters and N rows: then sampling
+        error is many times larger. ``"auto"`` is ``"statistical"`` for ``algorithm="auto"`` if there are at
+        least 10 rows for each parameter, else 1e-5.
     reg_covar : float, default=1e-6
         Added to every variance.
     max_iter : int, default=500
         Maximum number of M-steps, whatever share of the rows was scored. At most half of them are on samples.
     n_init : int or "auto", default="auto"
-        Number of starts; the fitted attributes are those of the start with the best final bound.
-        If all starting parameters are given there is one start. If a fit begins on samples, the starts are
-        compared on the first sample, and only the best continues. ``"auto"`` is 1, but 8 or 16 if
-        ``algorithm="auto"`` begins on a sample, and 3 if there are so few rows for each parameter that runs
-        are annealed. Then each start, also a given one, has one run with annealing and one without.
+        Number of starts, of which the one with the highest log-likelihood is kept. ``"auto"`` is 1, but with
+        ``algorithm="auto"`` 8 or 16 if the fit begins on a sample, 3 if that has few rows for each parameter.
+        If a fit begins on samples, the starts are compared on the first one, and only the best continues.
+        Each of those 3 starts, also a given one, has one run with annealing and one without. If all starting
+        parameters are given there is one start.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
-        Each needs bounded memory, and gives the same start for the same seed under any chunking.
-        ``"k-means++"`` and ``"random_from_data"`` assign every row to its nearest seed.
+        How the starts are computed. Each needs bounded memory, and gives the same start for the same seed
+        under any chunking. ``"k-means++"`` and ``"random_from_data"`` assign every row to its nearest seed.
     weights_init : array-like of shape (n_components,), optional
-        Above 0, summing to 1.
+        Starting weights: above 0, summing to 1.
     means_init : array-like of shape (n_components, n_features), optional
+        Starting means.
     precisions_init : array-like, optional
-        Inverse covariances: (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical, (d,) tied_diag,
-        () tied_spherical.
+        Starting inverse covariances: (K, d, d) full, (d, d) tied, (K, d) diag, (K,) spherical, (d,)
+        tied_diag, () tied_spherical.
     random_state : int, RandomState, Generator or None
+        Seed of all that is random; the same integer gives identical results.
     warm_start : bool, default=False
         Start from the parameters of the last fit, unless ``responsibilities_init``
         is given; ``n_init`` is then ignored.
     checkpoint : str, Path or zarr store, optional
-        A path or URL (``s3://``, ``gs://`` and other fsspec URLs) where the fit is committed, for
-        `resume`. It must not hold a run yet.
+        Where the fit is committed, for `resume`: a path or URL (``s3://``, ``gs://`` and other fsspec
+        URLs). It must not hold a run yet.
     checkpoint_every : int, default=1
         Iterations (and passes of a k-means start) between commits.
     verbose : int, default=0
-        1 prints progress to standard output.
+        Whether progress is printed to standard output: 1 for a line a start, 2 also for one an iteration.
     acceleration : {"auto", "quasi-newton"} or None, default="auto"
         Whether quasi-Newton steps replace those of EM between passes over all rows (and on samples). A step
         that lowers the log-likelihood is rejected. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
-    missing : {"raise", "drop", "marginalise"}, default="raise"
-        What NaN means: an error; a row that is not used; or a missing value, over which predictions and
-        scores integrate (also spelt ``"marginalize"``). With ``"drop"`` rows with NaN
+    missing : {"raise", "drop", "marginalise", "marginalize"}, default="raise"
+        What NaN means: an error; a row that is not used; or, in either spelling, a missing value, over which
+        predictions and scores integrate. With ``"drop"`` rows with NaN
         have the label -1, and NaN as responsibilities and log-likelihoods. A fit integrates over missing
         values with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
 
@@ -92,19 +96,19 @@ class GaussianMixture(ConditionedMixture):
         the parameters may stop because the rows froze.
     n_iter_ : int
     lower_bound_ : float
-        Last lower bound of the log-likelihood that was accepted on a full pass, before the last M-step;
-        nats per (weighted) row.
+        Log-likelihood per (weighted) row in nats: EM's lower bound of it in the last accepted full pass,
+        before the last M-step.
     lower_bounds_ : list of float
-        The bound of every iteration; those of samples and of sampled rows are estimates, see ``history_``.
+        The same of every iteration; those of samples and of sampled rows are estimates, see ``history_``.
     gap_ : float
-        Estimated difference, in nats per row, between the log-likelihood at the stationary point to which the
-        fit converges and that of the last full pass. It is local and of second order: half of the product of
-        the gradient with a quasi-Newton step (the Newton decrement), whose curvature is learnt from the last
-        steps. While full passes change little it is at least Aitken's extrapolation of the last ones. Before
-        ``tol="statistical"`` ends a fit by it, 4 to 32 further passes over the active rows, or over all,
-        measure the curvature; if that shows a saddle, the fit continues. With another ``tol`` it may be far
-        too small on a plateau. Without acceleration it is Aitken's extrapolation of the last three bounds.
-        NaN if there is no estimate.
+        How much the fit could still gain: the estimated difference, in nats per row, between the
+        log-likelihood at the stationary point to which it converges and that of the last full pass. It is
+        local and of second order: half of the product of the gradient with a quasi-Newton step (the Newton
+        decrement), whose curvature is learnt from the last steps. While full passes change little it is at
+        least Aitken's extrapolation of the last ones. Before ``tol="statistical"`` ends a fit by it, 4 to 32
+        further passes over the active rows, or over all, measure the curvature; if that shows a saddle, the
+        fit continues. With another ``tol`` it may be far too small on a plateau. Without acceleration it is
+        Aitken's extrapolation of the last three bounds. NaN if there is no estimate.
     history_ : FitHistory
         One `IterationRecord` for each iteration. ``history_.work`` is the number of scored rows, in passes
         over the data.
@@ -132,13 +136,14 @@ class GaussianMixture(ConditionedMixture):
         self,
         n_components: int = 1,
         *,
-        covariance_type: str = "full",
-        algorithm: Any = "auto",
-        tol: float | str = "auto",
+        covariance_type: Literal["full", "tied", "diag", "spherical", "tied_diag", "tied_spherical"] = "full",
+        algorithm: Literal["auto", "em", "em-tau", "em-star", "em-lazy", "em-sampled"]
+        | ActivityPolicy = "auto",
+        tol: float | Literal["auto", "statistical"] = "auto",
         reg_covar: float = 1e-6,
         max_iter: int = 500,
-        n_init: int | str = "auto",
-        init_params: str = "kmeans",
+        n_init: int | Literal["auto"] = "auto",
+        init_params: Literal["kmeans", "k-means++", "random", "random_from_data"] = "kmeans",
         weights_init: Any = None,
         means_init: Any = None,
         precisions_init: Any = None,
@@ -147,8 +152,8 @@ class GaussianMixture(ConditionedMixture):
         checkpoint: Any = None,
         checkpoint_every: int = 1,
         verbose: int = 0,
-        acceleration: str | None = "auto",
-        missing: str = "raise",
+        acceleration: Literal["auto", "quasi-newton"] | None = "auto",
+        missing: Literal["raise", "drop", "marginalise", "marginalize"] = "raise",
     ) -> None:
         self.n_components = n_components
         self.covariance_type = covariance_type
@@ -220,8 +225,9 @@ class GaussianMixture(ConditionedMixture):
             Shape (n_samples, n_components), rows summing to 1 within 1e-6. They replace every
             other start.
         columns : sequence of str, optional
-            The columns of parquet or CSV that are the features, in this order. By default all except
-            the index of a DataFrame; a warning names it.
+            The columns that are the features, in this order: of a DataFrame (pandas, polars, dask), a table
+            of pyarrow, or stored parquet or CSV. By default all, except the index of a DataFrame that a file
+            holds; a warning names it.
         features : str or sequence of str, optional
             The dimension of a DataArray that holds the features, or the variables of a Dataset that are
             features. All other dimensions are the rows, chunk by chunk, so a start depends on the chunks.
@@ -252,8 +258,8 @@ class GaussianMixture(ConditionedMixture):
         Warns
         -----
         ConvergenceWarning
-            ``max_iter`` was reached first; the warning gives the last change of the bound, and how to
-            continue.
+            ``max_iter`` was reached first; the warning gives the last change of the log-likelihood, and how
+            to continue.
         UserWarning
             The index of a DataFrame, stored in a file, is left out.
         """
@@ -265,8 +271,8 @@ class GaussianMixture(ConditionedMixture):
         tol = DEFAULT_TOL if isinstance(self.tol, str) else self.tol
         if self.stop_reason_ == "tol" and self.gap_ > max(FAR * tol, GOOD_GAP):
             warn_user(
-                f"The lower bound changed by less than tol, but is estimated to be {self.gap_:.2g} nats per "
-                "row below its final value. Set tol='statistical', or a smaller tol.",
+                "The log-likelihood per row changed by less than tol, but could still gain about "
+                f"{self.gap_:.2g}. Set tol='statistical', or a smaller tol.",
                 ConvergenceWarning,
             )
         if self.stop_reason_ == "max-iter" and self.max_iter > 0:
@@ -287,7 +293,7 @@ class GaussianMixture(ConditionedMixture):
         checkpoint_every: int | None = None,
         verbose: int = 0,
     ) -> Self:
-        """Resume a checkpointed run where it stopped, with the bits of an uninterrupted run.
+        """Resume a checkpointed run where it stopped; the results are identical to those without a stop.
 
         Every object of the last commit is verified first. If one is damaged, the commit before
         it is used, with a warning. A finished run returns its model; one that stopped at

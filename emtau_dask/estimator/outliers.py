@@ -123,7 +123,7 @@ class MixtureOutlierDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     Notes
     -----
     The threshold takes one pass over the data after the fit for at most 8,388,608 rows, else two; see
-    ``estimator.outliers.score_quantile``. It has the same bits for any number of threads and workers.
+    ``estimator.outliers.score_quantile``. It is identical for any number of threads and workers.
     Memory is bounded.
 
     Examples

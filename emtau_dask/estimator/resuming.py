@@ -277,7 +277,7 @@ def _with_differences(saved: SavedFit, state: FitState, now: dict[str, str]) -> 
             if then.get(name) != now.get(name)
         )
         note = (
-            f"resumed in another environment ({changes}): the last bits may differ from an undisturbed run's."
+            f"resumed in another environment ({changes}): the last digits may differ from an unbroken run's."
         )
         warn_user(note)
         notes.append(note)

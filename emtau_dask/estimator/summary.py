@@ -1,46 +1,70 @@
-"""The summary of a fitted mixture: its components and how its fit ended, as text and as HTML."""
+"""The summary of a fitted mixture: its components, whether to trust the fit, how it ran; as text and HTML."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import accumulate, chain
+from textwrap import wrap
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.errors import html_table, one_line
-from emtau_dask.mixture.linalg import read_only_copy
+from emtau_dask.errors import counted, html_table, one_line, shown
+from emtau_dask.estimator.findings import (
+    CERTAIN,
+    expected_certainty,
+    remarks_on,
+    share_between_components,
+)
+from emtau_dask.mixture.linalg import Floats, read_only_copy
+from emtau_dask.mixture.parameters import free_parameters
 
 MAX_COMPONENTS = 40
 """Maximum number of components in a table; a line below it says which ones are omitted."""
-MAX_CHARACTERS, COLUMN_SPACE = 56, 3
-"""Maximum width of the columns of features in a line of 80, and the space between columns (characters)."""
+LINE, COLUMN_SPACE = 80, 2
+"""Maximum width of the table, and the space between columns (characters)."""
 DIGITS = 2
 """Significant digits of the median deviation of a feature; its means have the same decimals."""
 MAX_DECIMALS, LARGEST = 6, 1e7
 """Maximum decimals and magnitude of numbers without an exponent."""
 NOISE = 1e-12
 """A mean below this share of its feature's largest mean or deviation is treated as rounding noise of 0."""
+MAX_RATIO = 1e5
 STOP_REASONS = MappingProxyType(
     {
-        "tol": "converged: the bound changed by less than tol",
-        "no-active-rows": "no active rows are left",
-        "max-iter": "max_iter reached without converging",
+        "tol": "converged: the log-likelihood changed by less than tol",
+        "no-active-rows": "ended without active rows: each had stayed in its component, so the likelihood is "
+        "not necessarily at a maximum",
+        "max-iter": "not converged: stopped at max_iter",
     }
 )
+DRAWN = "expected from the parameters"
 
 
 @dataclass(frozen=True, eq=False)
 class ComponentSummary:
-    """A component: its weight, and its mean and standard deviations, each of shape (n_features,)."""
+    """A component: its weight, its mean and standard deviations, and its rows.
+
+    Attributes
+    ----------
+    weight : float
+    mean, standard_deviations : ndarray of shape (n_features,)
+    rows : float
+        Weight times the rows that were fitted, or the rows that the component labels; 0 if unknown.
+    certain : float
+        Share of its rows whose responsibility is at least 0.9; NaN if unknown.
+    """
 
     weight: float
     mean: NDArray[np.float64]
     standard_deviations: NDArray[np.float64]
+    rows: float
+    certain: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,6 +74,8 @@ class FitSummary:
     Attributes
     ----------
     components : tuple of ComponentSummary
+    remarks : tuple of str
+        What is suspicious: components of few rows, with a constant feature, or nearly equal to another.
     covariance_type : str
     feature_names : tuple of str or None
     converged : bool
@@ -57,15 +83,25 @@ class FitSummary:
     n_iter : int
     lower_bound, gap : float
         Nats per row; see `GaussianMixture`. The gap is NaN if it is not known.
+    n_parameters : int
+        Free parameters.
     work : float
         Number of scored rows, in passes over the data.
+    seconds : float
+        Wall-clock time of the iterations.
+    bytes_read : int
     rows : int
         Rows of weight above 0 that were fitted; 0 if the fit had no iteration.
+    rows_by : {"weight", "label"}
+        By what the rows of components were counted.
+    certain_in : str
+        In which rows ``certain`` of components was counted.
     notes : tuple of str
         See `FitHistory`.
     """
 
     components: tuple[ComponentSummary, ...]
+    remarks: tuple[str, ...]
     covariance_type: str
     feature_names: tuple[str, ...] | None
     converged: bool
@@ -73,113 +109,177 @@ class FitSummary:
     n_iter: int
     lower_bound: float
     gap: float
+    n_parameters: int
     work: float
+    seconds: float
+    bytes_read: int
     rows: int
+    rows_by: str = "weight"
+    certain_in: str = DRAWN
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         table = component_texts(self)
-        rows = [("#", *table.headings), *((str(number), *texts) for number, texts in table.texts.items())]
+        chosen = table.on_a_line
+        headings = filter(any, zip(*map(_in_two, ("#", *table.headings(chosen))), strict=True))
+        rows = [*headings, *table.rows(chosen)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
-        return "\n".join([*self._sentences(table), "", *lines, *filter(None, [table.omitted])])
+        lines = [(" " * COLUMN_SPACE).join(map(str.rjust, row, widths)).rstrip() for row in rows]
+        below = (wrap(text, LINE, subsequent_indent="  ") for text in self._below(table, chosen))
+        about_fit = [*self.trust_lines, *self._course_lines]
+        return "\n".join([table.title, "", *lines, *chain.from_iterable(below), "", *about_fit])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         table = component_texts(self)
-        caption = "; ".join([*self._sentences(table), *filter(None, [table.omitted])])
-        rows = ((str(number), *texts) for number, texts in table.texts.items())
-        return html_table(caption, ("#", *table.headings), rows)
+        chosen = table.on_a_line
+        below = self._below(table, chosen), self.trust_lines, self._course_lines
+        texts = ("<br/>".join(escape(shown(line)) for line in lines) for lines in below if lines)
+        paragraphs = "".join(f"<p>{text}</p>" for text in texts)
+        return html_table(table.title, ("#", *table.headings(chosen)), table.rows(chosen)) + paragraphs
 
-    def _sentences(self, table: ComponentTexts) -> list[str]:
-        named = [
-            table.title,
-            f"{stop_text(self.stop_reason)}; {self.n_iter:,} iterations",
-            f"work: {self.work:.4g} passes over {self.rows:,} rows",
-            f"lower bound: {self.lower_bound:.9g} nats per row",
-            f"estimated gap: {gap_text(self.gap)}",
+    def _below(self, table: ComponentTexts, chosen: Sequence[int]) -> list[str]:
+        """Return what is omitted in a table with the chosen features, what its columns mean, and remarks."""
+        k, d = len(self.components), len(table.names)
+        omitted = []
+        if len(table.shown) < k:
+            omitted.append(f"the {len(table.shown)} heaviest of {k} components")
+        if len(chosen) < d:
+            omitted.append(f"the {len(chosen)} of {d} features that separate the components best")
+        meaning = (
+            f"rows: by {self.rows_by}; certain: share of them with a responsibility of at least {CERTAIN}, "
+            f"{self.certain_in}"
+        )
+        known = [meaning] if "certain" in table.before else []
+        return [
+            *filter(None, ["; ".join(omitted)]),
+            *known,
+            *(f"suspicious: {each}" for each in self.remarks),
         ]
-        return [*named, *(f"note: {one_line(note)}" for note in self.notes)]
+
+    @property
+    def trust_lines(self) -> list[str]:
+        """Texts that say whether the fit can be trusted: how it ended, and what it could still gain."""
+        return [
+            STOP_REASONS[self.stop_reason],
+            f"log-likelihood per row: {self.lower_bound:.9g} nats",
+            f"could still gain: {gain_text(self.gap)}",
+            *([f"sampling error (p/2N): {self.sampling_text}"] if self.rows else []),
+        ]
+
+    @property
+    def sampling_text(self) -> str:
+        """The sampling error of the log-likelihood per row as text, compared with the gain."""
+        error = self.n_parameters / (2 * self.rows)
+        compared = f", {ratio_text(error, self.gap)}" if math.isfinite(self.gap) else ""
+        return f"about {error:.2g} per row{compared}"
+
+    @property
+    def _course_lines(self) -> list[str]:
+        course = f"{counted(self.n_iter, 'iteration')}, {self.work:.4g} passes over {self.rows:,} rows"
+        return [
+            f"ran: {course}, {self.seconds:.3g} s, {self.bytes_read / 1e6:,.1f} MB read",
+            *(f"note: {one_line(note)}" for note in self.notes),
+        ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ComponentTexts:
     """The components of a fit as texts, for a table of any kind.
 
     Attributes
     ----------
     title : str
-    headings : tuple of str
-        "weight", then the names of features.
-    texts : mapping of int to tuple of str
-        The row of a component by its number: its weight, and for each feature "mean ± standard deviation".
-        If there are more than 40 components, the 40 heaviest in descending order of weight.
-    omitted : str or None
-        A text that says which components and features are in the table, if not all.
+    before : mapping of str to list of str
+        Columns of all components before the features: "weight", "rows" and "certain" where these are known.
+    names : tuple of str
+        Of the features.
+    columns : tuple of list of str
+        For each feature, "mean ± standard deviation" of all components.
+    between : ndarray of shape (n_features,)
+        The share of each feature's variance that is between components.
+    shown : tuple of int
+        The components of the table: all, or the 40 heaviest in descending order of weight.
     """
 
     title: str
-    headings: tuple[str, ...]
-    texts: Mapping[int, tuple[str, ...]]
-    omitted: str | None
+    before: Mapping[str, list[str]]
+    names: tuple[str, ...]
+    columns: tuple[list[str], ...]
+    between: Floats
+    shown: tuple[int, ...]
+
+    def headings(self, chosen: Sequence[int]) -> tuple[str, ...]:
+        """Return the headings of a table with the chosen features, without that of the component."""
+        return (*self.before, *(self.names[j] for j in chosen))
+
+    def rows(self, chosen: Sequence[int]) -> list[tuple[str, ...]]:
+        """Return the rows of a table with the chosen features; the first text is the component's number."""
+        columns = [*self.before.values(), *(self.columns[j] for j in chosen)]
+        return [(str(i), *(column[i] for column in columns)) for i in self.shown]
+
+    @property
+    def order(self) -> list[int]:
+        """The features, those that separate components best first."""
+        return [int(j) for j in np.argsort(-self.between, kind="stable")]
+
+    @property
+    def on_a_line(self) -> list[int]:
+        """The features that fit on a line of 80: all, or those that separate components best."""
+        taken = len(f"{max(self.shown)}") + sum(_width(name, each) for name, each in self.before.items())
+        widths = [_width(*each) for each in zip(self.names, self.columns, strict=True)]
+        if taken + sum(widths) <= LINE:
+            return [*range(len(widths))]
+        ends = accumulate(widths[j] for j in self.order)
+        return sorted(self.order[: max(1, sum(taken + end <= LINE for end in ends))])
 
 
 def component_texts(summary: FitSummary) -> ComponentTexts:
-    """Return the components of a summary as texts; means that are rounding noise are 0.
-
-    If not all features fit on a line of 80, the table has those that separate the components best.
-    """
+    """Return the components of a summary as texts; means that are rounding noise are 0."""
     components = summary.components
     weights = np.array([component.weight for component in components])
     deviations = np.array([component.standard_deviations for component in components])
     means = np.array([component.mean for component in components])
     scale = np.maximum(np.abs(means), deviations).max(axis=0)
     means = np.where(np.abs(means) < NOISE * scale, 0.0, means)
-    k, features = means.shape
+    k, d = means.shape
+    before = {"weight": [f"{weight:.4f}" for weight in weights]}
+    if summary.rows:
+        before["rows"] = [f"{component.rows:,.0f}" for component in components]
+    if k > 1 and any(math.isfinite(component.certain) for component in components):
+        before["certain"] = [share_text(component.certain) for component in components]
+    rows = f" in {summary.rows:,} rows" if summary.rows else ""
     numbers = range(k) if k <= MAX_COMPONENTS else np.argsort(-weights, kind="stable")[:MAX_COMPONENTS]
-    names = [one_line(name) for name in summary.feature_names or (f"feature {j}" for j in range(features))]
-    columns = [_mean_texts(means[:, j], deviations[:, j]) for j in range(features)]
-    between = share_between_components(weights, means, deviations**2)
-    chosen = _features_on_a_line(
-        [max(map(len, [name, *column])) for name, column in zip(names, columns, strict=True)], between
-    )
-    omitted = []
-    if k > MAX_COMPONENTS:
-        omitted.append(f"the {MAX_COMPONENTS} heaviest of {k} components")
-    if len(chosen) < features:
-        omitted.append(f"the {len(chosen)} of {features} features that separate the components best")
     return ComponentTexts(
-        f"{k} components, {summary.covariance_type} covariance, {features} features",
-        ("weight", *(names[j] for j in chosen)),
-        {int(i): (f"{weights[i]:.4f}", *(columns[j][i] for j in chosen)) for i in numbers},
-        "; ".join(omitted) or None,
+        f"{counted(k, 'component')}{rows}, {counted(d, 'feature')}, {summary.covariance_type} covariance",
+        before,
+        tuple(one_line(name) for name in summary.feature_names or (f"feature {j}" for j in range(d))),
+        tuple(_mean_texts(means[:, j], deviations[:, j]) for j in range(d)),
+        share_between_components(weights, means, deviations**2),
+        tuple(map(int, numbers)),
     )
 
 
-def _features_on_a_line(widths: Sequence[int], between: NDArray[np.float64]) -> Sequence[int]:
-    """Return the features whose columns fit on a line: all, or those that separate components best."""
-    if sum(widths) + COLUMN_SPACE * len(widths) <= MAX_CHARACTERS:
-        return range(len(widths))
-    best = [int(j) for j in np.argsort(-between, kind="stable")]
-    ends = accumulate(widths[j] + COLUMN_SPACE for j in best)
-    return sorted(best[: max(1, sum(end <= MAX_CHARACTERS for end in ends))])
+def share_text(share: float) -> str:
+    """Return a share in whole percent, where only all rows are 100% and none 0%; a dash for NaN."""
+    if not math.isfinite(share):
+        return "-"
+    if 0 < share < 1:
+        return "<1%" if share < 0.005 else ">99%" if share >= 0.995 else f"{share:.0%}"
+    return f"{share:.0%}"
 
 
-def share_between_components(
-    weights: NDArray[np.float64], means: NDArray[np.float64], variances: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the share of each feature's variance in the mixture that is between components, (d,).
+def _in_two(name: str) -> tuple[str, str]:
+    """Return a heading in two lines, parted where the longer is shortest; the first may be empty."""
+    ends = [i + 1 for i, character in enumerate(name[:-1]) if character in " _-."]
+    end = min(ends, key=lambda i: max(i, len(name) - i), default=0)
+    return name[:end].rstrip(), name[end:]
 
-    Parameters
-    ----------
-    weights : ndarray of shape (K,)
-    means, variances : ndarray of shape (K, d)
-    """
-    between: NDArray[np.float64] = weights @ (means - weights @ means) ** 2
-    within: NDArray[np.float64] = weights @ variances
-    total = between + within
-    return np.divide(between, total, out=np.zeros_like(total), where=total > 0)
+
+def _width(heading: str, texts: Sequence[str]) -> int:
+    """Return the width of a column and the space before it, with its heading in two lines."""
+    return COLUMN_SPACE + max(map(len, [*_in_two(heading), *texts]))
 
 
 def _mean_texts(means: NDArray[np.float64], deviations: NDArray[np.float64]) -> list[str]:
@@ -202,34 +302,66 @@ def _mean_texts(means: NDArray[np.float64], deviations: NDArray[np.float64]) -> 
 def summary_of(estimator: Any) -> FitSummary:
     """Return the summary of a fitted mixture."""
     parameters, history = estimator.parameters_, estimator.history_
-    variances = parameters.structure.variances(parameters.covariances, *parameters.means.shape)
-    columns = zip(parameters.weights, parameters.means, np.sqrt(variances), strict=True)
+    k, d = parameters.means.shape
+    variances = parameters.structure.variances(parameters.covariances, k, d)
+    rows = history[-1].rows if history else 0
+    columns = zip(
+        parameters.weights, parameters.means, np.sqrt(variances), expected_certainty(parameters), strict=True
+    )
     names = getattr(estimator, "feature_names_in_", None)
+    names = None if names is None else tuple(map(str, names))
     return FitSummary(
         components=tuple(
-            ComponentSummary(float(weight), read_only_copy(mean), read_only_copy(deviations))
-            for weight, mean, deviations in columns
+            ComponentSummary(
+                float(weight),
+                read_only_copy(mean),
+                read_only_copy(deviations),
+                float(weight * rows),
+                float(certain),
+            )
+            for weight, mean, deviations, certain in columns
+        ),
+        remarks=remarks_on(
+            parameters, rows, estimator.reg_covar, names or [f"feature {j}" for j in range(d)]
         ),
         covariance_type=parameters.covariance_type,
-        feature_names=None if names is None else tuple(map(str, names)),
+        feature_names=names,
         converged=estimator.converged_,
         stop_reason=estimator.stop_reason_,
         n_iter=estimator.n_iter_,
         lower_bound=estimator.lower_bound_,
         gap=estimator.gap_,
+        n_parameters=free_parameters(parameters.structure, k, d),
         work=history.work,
-        rows=history[-1].rows if history else 0,
+        seconds=sum(record.seconds for record in history),
+        bytes_read=sum(record.bytes_read for record in history),
+        rows=rows,
         notes=history.notes,
     )
 
 
-def stop_text(reason: str) -> str:
-    """Return why a fit stopped, for people."""
-    return STOP_REASONS[reason]
+def with_labels(
+    summary: FitSummary,
+    rows: Sequence[float],
+    certain: Sequence[float] | None = None,
+    certain_in: str = DRAWN,
+) -> FitSummary:
+    """Return a summary with the rows that each component labels, and the shares of them that are certain."""
+    shares = [component.certain for component in summary.components] if certain is None else certain
+    counted = zip(summary.components, rows, shares, strict=True)
+    components = tuple(replace(each, rows=float(n), certain=float(share)) for each, n, share in counted)
+    return replace(summary, components=components, rows_by="label", certain_in=certain_in)
 
 
-def gap_text(gap: float | None) -> str:
-    """Return an estimated gap for people."""
-    if gap is None or not np.isfinite(gap):
-        return "not known"
-    return f"{gap:.2g} nats per row below its final value"
+def gain_text(gap: float | None) -> str:
+    """Return for people what a fit could still gain."""
+    return f"about {gap:.2g} per row" if gap is not None and math.isfinite(gap) else "not known"
+
+
+def ratio_text(error: float, gap: float) -> str:
+    """Return the ratio of the sampling error to what the fit could still gain, for people."""
+    if gap <= 0 or error / gap >= MAX_RATIO:
+        return "far more than that"
+    ratio = error / gap
+    digits = ",.0f" if ratio >= 10 else ".2g"
+    return f"{ratio:{digits}} times that"

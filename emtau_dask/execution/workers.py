@@ -268,8 +268,8 @@ def _notes(reports: Mapping[str, _WorkerReport]) -> list[str]:
     )
     if last_bits:
         found.append(
-            "workers differ from this process in what the last bits of a result depend on: "
-            f"{last_bits}. Another run need not give the same bits."
+            "workers differ from this process in what the last digits of a result depend on: "
+            f"{last_bits}. The results of another run need not be identical."
         )
     readers = _differing({worker: report.software for worker, report in reports.items()}, software())
     if readers:

@@ -2,7 +2,14 @@
 
 from emtau_dask.plot.components import ComponentsDisplay
 from emtau_dask.plot.convergence import ConvergenceDisplay
+from emtau_dask.plot.pairs import PairsDisplay
 from emtau_dask.plot.selection import SelectionDisplay
 from emtau_dask.plot.uncertainty import UncertaintyDisplay
 
-__all__ = ["ComponentsDisplay", "ConvergenceDisplay", "SelectionDisplay", "UncertaintyDisplay"]
+__all__ = [
+    "ComponentsDisplay",
+    "ConvergenceDisplay",
+    "PairsDisplay",
+    "SelectionDisplay",
+    "UncertaintyDisplay",
+]

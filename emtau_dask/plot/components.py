@@ -5,23 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
+from emtau_dask.em.predict import LABELS
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
+from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Floats
+from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.plot.drawing import (
     DENSITY,
     FEW_ROWS,
     INK,
-    LINES,
     MAX_ROWS,
-    PALETTE,
     Plane,
     cells_of,
     counted,
     dress,
     figure_of,
     legend,
+    look_of,
     plane_of,
     rows_to_show,
     single_axes,
@@ -32,18 +35,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-DEVIATIONS, WIDTHS = (1.0, 2.0), (2.0, 1.1)
+DEVIATIONS, WIDTHS = (1.0, 2.0), (2.0, 1.3)
 MAX_COMPONENTS, MAX_NUMBERS = 60, 40
 """Maximum components that are drawn, and that have a number; the heaviest are chosen."""
 CURVE_POINTS = 400
-TITLE = "Components over the data's density"
+MAX_NAMED = 8
+"""Maximum curves that a legend names."""
+BAR = "#cfcfcf"
+TITLE = "Components over the data"
 
 
 class ComponentsDisplay:
     """The components of a mixture over the density of a sample of the data.
 
     In a plane each component is drawn as two ellipses, of 1 and 2 standard deviations; they contain 39 % and
-    86 % of a normal distribution. On one feature it is drawn as a curve, its share of the density.
+    86 % of a normal distribution. On one feature it is drawn as a curve, its share of the density. Up to
+    1,000 rows are drawn as points in the colour of their component.
 
     Parameters
     ----------
@@ -56,6 +63,8 @@ class ComponentsDisplay:
         In the plane; m is 1 or 2.
     covariances : ndarray of shape (K, m, m)
         In the plane.
+    labels : ndarray of shape (n,), intp
+        The most probable component of each drawn row.
 
     Attributes
     ----------
@@ -75,13 +84,20 @@ class ComponentsDisplay:
     """
 
     def __init__(
-        self, drawn: DrawnRows, plane: Plane, weights: Floats, means: Floats, covariances: Floats
+        self,
+        drawn: DrawnRows,
+        plane: Plane,
+        weights: Floats,
+        means: Floats,
+        covariances: Floats,
+        labels: NDArray[np.intp],
     ) -> None:
         self.drawn = drawn
         self.plane = plane
         self.weights = weights
         self.means = means
         self.covariances = covariances
+        self.labels = labels
         self.shown = np.sort(np.argsort(-weights, kind="stable")[:MAX_COMPONENTS])
 
     @classmethod
@@ -107,7 +123,8 @@ class ComponentsDisplay:
             As for `GaussianMixture.fit`; by default the columns of the fit. Rows are drawn at random, and
             each chunk is read at most once.
         features : int, str, or a sequence of one or two of these, optional
-            By default all of one or two features, else the two principal axes of the rows.
+            By default all of one or two features, else the two principal axes of the standardised rows. The
+            label of such an axis has its part of the variance, and the features that it is mostly made of.
         max_rows : int, default=20_000
             Maximum rows that are shown; the picture says how many. With more than 419 features there are
             fewer, so that they take at most 64 MiB.
@@ -128,20 +145,26 @@ class ComponentsDisplay:
         """
         drawn = rows_to_show(estimator, X, max_rows, random_state, sample_weight, columns)
         plane, parameters = plane_of(estimator, drawn, features), estimator.parameters_
-        covariances = [plane.covariance(parameters, k) for k in range(parameters.n_components)]
-        means = plane.points(parameters.means)
-        return cls(drawn, plane, np.array(parameters.weights), means, np.array(covariances)).plot(ax)
+        return cls(drawn, plane, *seen_in(plane, parameters), labels_of(drawn, parameters)).plot(ax)
 
     def plot(self, ax: Axes | None = None) -> Self:
         """Draw the picture; ``ax`` as for `from_estimator`."""
         ax = single_axes(ax, (5.4, 4.6))
+        dress(ax, TITLE, (*self.plane.labels, "density")[:2], self.description)
+        self.draw(ax)
+        legend(ax, handles=self.legend_lines, loc="best")
+        if self.plane.flat:
+            with_grid(ax, "y")
+        return self
+
+    def draw(self, ax: Axes) -> None:
+        """Draw components and rows alone, without texts, for a picture of several."""
         self.ellipses_: list[Any] = []
         self.curves_: list[Any] = []
         self.density_: Floats | None = None
         self.edges_: tuple[Floats, ...] = ()
         points = self.plane.points(self.drawn.rows)
         low, high = _limits(points, self.means[self.shown], self.covariances[self.shown])
-        dress(ax, TITLE, (*self.plane.labels, "density")[:2], self._description())
         if self.plane.flat:
             self._on_a_line(ax, points[:, 0], low[0], high[0])
         else:
@@ -149,23 +172,39 @@ class ComponentsDisplay:
         ax.set_xlim(low[0], high[0])
         self.ax_ = ax
         self.figure_ = figure_of(ax)
-        return self
 
-    def _description(self) -> str:
+    @property
+    def description(self) -> str:
+        """How many components and rows are drawn, as text."""
         k, few = len(self.weights), len(self.shown)
         which = f"{k} components" if k == few else f"the {few} heaviest of {k} components"
         return f"{which if k > 1 else '1 component'}; {counted(self.drawn)}"
 
+    @property
+    def legend_lines(self) -> list[Any]:
+        """What the lines of the picture mean, for a legend."""
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        if not self.plane.flat:
+            texts = ("1 standard deviation", "2 standard deviations")
+            return [
+                Line2D([], [], color=INK, linewidth=w, label=t) for w, t in zip(WIDTHS, texts, strict=True)
+            ]
+        some = self.curves_ if len(self.shown) <= MAX_NAMED else self.curves_[-1:]
+        return [Patch(color=BAR, label="data"), *some]
+
     def _in_a_plane(self, ax: Axes, points: Floats, low: Floats, high: Floats) -> None:
         if len(points) <= FEW_ROWS:
-            look: dict[str, Any] = {"s": 9, "color": "#8c8c8c", "alpha": 0.7, "linewidths": 0}
-            ax.scatter(points[:, 0], points[:, 1], rasterized=True, **look)
+            for k in np.unique(self.labels):
+                own, (colour, _, marker) = points[self.labels == k], look_of(int(k))
+                look: dict[str, Any] = {"color": colour, "marker": marker, "s": 11, "linewidths": 0}
+                ax.scatter(own[:, 0], own[:, 1], alpha=0.6, rasterized=True, **look)
         else:
             self._density(ax, points, low, high)
         for k in self.shown:
             self._ellipses(ax, int(k))
         ax.set_ylim(low[1], high[1])
-        self._legend(ax)
 
     def _density(self, ax: Axes, points: Floats, low: Floats, high: Floats) -> None:
         from matplotlib.colors import LogNorm
@@ -182,43 +221,26 @@ class ComponentsDisplay:
     def _ellipses(self, ax: Axes, k: int) -> None:
         from matplotlib.patches import Ellipse
 
-        colour = PALETTE[k % len(PALETTE)]
+        colour, style, _ = look_of(k)
         variances, vectors = np.linalg.eigh(self.covariances[k])
         angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
         for deviations, width in zip(DEVIATIONS, WIDTHS, strict=True):
             height, length = 2 * deviations * np.sqrt(np.maximum(variances, 0.0))
             shape = {"xy": tuple(self.means[k]), "width": length, "height": height, "angle": angle}
-            ellipse = Ellipse(
-                **shape, fill=False, edgecolor=colour, linewidth=width, path_effects=_halo(width), zorder=3
-            )
+            look: dict[str, Any] = {"edgecolor": colour, "linestyle": style, "linewidth": width}
+            ellipse = Ellipse(**shape, fill=False, path_effects=_halo(width), zorder=3, **look)
             ax.add_patch(ellipse)
             self.ellipses_.append(ellipse)
         if len(self.shown) <= MAX_NUMBERS:
-            ax.annotate(
-                f"{k}",
-                self.means[k],
-                ha="center",
-                va="center",
-                fontsize=9,
-                fontweight="bold",
-                color=colour,
-                path_effects=_halo(1.5),
-                zorder=4,
-                annotation_clip=True,
-            )
-
-    def _legend(self, ax: Axes) -> None:
-        from matplotlib.lines import Line2D
-
-        texts = ("1 standard deviation", "2 standard deviations")
-        lines = [Line2D([], [], color=INK, linewidth=w, label=t) for w, t in zip(WIDTHS, texts, strict=True)]
-        legend(ax, handles=lines, loc="best")
+            box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
+            look = {"fontsize": 9, "fontweight": "bold", "color": colour, "bbox": box, "zorder": 4}
+            ax.annotate(f"{k}", self.means[k], ha="center", va="center", annotation_clip=True, **look)
 
     def _on_a_line(self, ax: Axes, points: Floats, low: float, high: float) -> None:
-        bins = int(np.clip(2 * np.sqrt(len(points)), 12, 120))
+        bins = int(np.clip(1.2 * np.sqrt(len(points)), 12, 100))
         edges = np.linspace(low, high, bins + 1)
         density, _ = np.histogram(points, edges, weights=self.drawn.weights, density=True)
-        ax.stairs(density, edges, fill=True, color="#cfcfcf", label="data")
+        ax.stairs(density, edges, fill=True, color=BAR)
         x = np.linspace(low, high, CURVE_POINTS)
         deviations = np.sqrt(self.covariances[:, 0, 0])
         z = (x - self.means[:, :1]) / deviations[:, np.newaxis]
@@ -226,14 +248,23 @@ class ComponentsDisplay:
         curves = scales[:, np.newaxis] * np.exp(-0.5 * z**2)
         mixture = ax.plot(x, curves.sum(axis=0), color="#808080", linewidth=3.5, label="mixture")
         for k in self.shown:
-            look: dict[str, Any] = {"color": PALETTE[k % len(PALETTE)], "linestyle": LINES[k % len(LINES)]}
-            label = f"component {k}" if len(self.shown) <= 8 else None
-            self.curves_ += ax.plot(x, curves[k], linewidth=1.6, label=label, **look)
+            colour, style, _ = look_of(int(k))
+            self.curves_ += ax.plot(x, curves[k], style, color=colour, linewidth=1.6, label=f"component {k}")
         self.curves_ += mixture
         ax.set_ylim(bottom=0)
-        with_grid(ax, "y")
-        legend(ax, loc="best")
         self.density_, self.edges_ = density, (edges,)
+
+
+def labels_of(drawn: DrawnRows, parameters: MixtureParameters) -> NDArray[np.intp]:
+    """Return the most probable component of each drawn row."""
+    labels: NDArray[np.intp] = LABELS(drawn.rows, scoring_kernels(parameters, compiled=False))
+    return labels
+
+
+def seen_in(plane: Plane, parameters: MixtureParameters) -> tuple[Floats, Floats, Floats]:
+    """Return the weights of components, and their means and covariances in a plane."""
+    covariances = [plane.covariance(parameters, k) for k in range(parameters.n_components)]
+    return np.array(parameters.weights), plane.points(parameters.means), np.array(covariances)
 
 
 def _halo(width: float) -> list[Any]:

@@ -1,7 +1,8 @@
-"""How a fit converged: its bound, the estimated gap, and the cost of each iteration."""
+"""How a fit converged: its log-likelihood, what it could still gain, and the cost of each iteration."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -12,39 +13,49 @@ from emtau_dask.em.history import FitHistory
 from emtau_dask.errors import InvalidDataError, short
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.mixture.linalg import Floats
-from emtau_dask.plot.drawing import FAINT, PALETTE, dress, figure_of, legend, several_axes, with_grid
+from emtau_dask.plot.drawing import FAINT, INK, PALETTE, dress, figure_of, legend, several_axes, with_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-AGAINST = {"work": "work (passes over all rows)", "iteration": "iteration"}
+AGAINST = {"work": "rows scored (passes over the data)", "iteration": "iteration"}
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 WIDE = 30.0
 """Minimum ratio of shares of rows for a logarithmic axis."""
-_ACCEPTED, _ESTIMATE, _REFUSED = PALETTE[0], PALETTE[1], FAINT
+FALL = 1e-3
+"""Minimum fall of the log-likelihood, as a part of all its changes, that shows another start."""
+GROWTH = 1.5
+"""Minimum ratio of the rows scored that shows a larger sample."""
+_ACCEPTED, _ESTIMATE, _REFUSED, _OTHER = PALETTE[0], PALETTE[1], FAINT, "#b0b0b0"
 
 
 class ConvergenceDisplay:
-    """How a fit converged, in four pictures.
+    """How a fit converged, in up to four panels.
 
-    The lower bound; the estimated gap, with the distance of each accepted full pass from the best one; the
-    share of the rows that each iteration scored; and the bytes that it read. Use `from_estimator` or
-    `from_history`.
+    The log-likelihood per row, where the run that was kept is a line, and other starts are a point each; what
+    the fit could still gain, with the distance of each accepted full pass from the best one; the rows that
+    each iteration scored; and the bytes that it read. Panels that would be empty are left out. Use
+    `from_estimator` or `from_history`.
 
     Parameters
     ----------
     history : FitHistory
         With at least one iteration.
     against : {"work", "iteration"}, default="work"
-        The horizontal axes: the work up to an iteration, in passes over all rows, or its number.
+        The horizontal axes: the rows scored up to an iteration, in passes over all rows, or its number.
 
     Attributes
     ----------
     positions : ndarray of shape (n_iter,), float64
         Positions of the iterations on the horizontal axes.
-    axes_ : ndarray of 4 matplotlib Axes
-        Of bound, gap, share and bytes.
+    kept : ndarray of shape (n_iter,), bool
+        Whether an iteration belongs to the run that was kept. Histories do not say it: a start begins where
+        the log-likelihood on a sample falls, and the one that ends highest is kept.
+    panels : tuple of str
+        Those of "log-likelihood", "gain", "rows" and "bytes" that are drawn.
+    axes_ : ndarray of matplotlib Axes
+        One for each panel.
     figure_ : matplotlib Figure
 
     Examples
@@ -64,9 +75,25 @@ class ConvergenceDisplay:
             raise InvalidDataError("The fit had no iteration (max_iter=0), so there is nothing to draw.")
         self.history = history
         self.against = against
-        shares = np.array([record.active_rows / record.rows for record in history])
-        numbers = np.array([float(record.iteration) for record in history])
-        self.positions: Floats = np.cumsum(shares) if against == "work" else numbers
+        bounds, full, accepted = (self._column(n) for n in ("lower_bound", "full_pass", "accepted"))
+        self._bounds, self._full, self._accepted = bounds, full > 0, accepted > 0
+        self._passes = self._column("active_rows") / self._column("rows")
+        self.positions: Floats = np.cumsum(self._passes) if against == "work" else self._column("iteration")
+        self._lines, self._others = _runs(bounds, self._full, self._accepted, self._passes)
+        self.kept = np.ones(len(history), dtype=np.bool_)
+        for start in self._others:
+            self.kept[start] = False
+        self._exact = self._full & self._accepted & self.kept
+        self._gaps = np.where(self.kept, self._column("gap"), np.nan)
+        best = bounds[self._exact].max(initial=-np.inf)
+        self._below = np.where(self._exact, best - bounds, np.nan)
+        drawn = {
+            "log-likelihood": True,
+            "gain": bool((self._gaps > 0).any() or (self._below > 0).any()),
+            "rows": True,
+            "bytes": bool(self._column("bytes_read").any()),
+        }
+        self.panels = tuple(name for name, some in drawn.items() if some)
 
     @classmethod
     def from_estimator(cls, estimator: GaussianMixture, *, against: str = "work", ax: Any = None) -> Self:
@@ -78,7 +105,8 @@ class ConvergenceDisplay:
             Fitted.
         against : {"work", "iteration"}, default="work"
         ax : matplotlib Axes or array of 4 of them, optional
-            Single axes are divided into four. By default a new figure is made.
+            Single axes are divided, and axes that nothing is drawn on are switched off. By default a new
+            figure is made.
 
         Returns
         -------
@@ -100,13 +128,11 @@ class ConvergenceDisplay:
         return cls(history, against=against).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw the pictures; ``ax`` as for `from_estimator`."""
-        axes = several_axes(ax, 2, 2, (9.0, 5.6))
-        self._bound(axes[0])
-        self._gap(axes[1])
-        self._shares(axes[2])
-        self._bytes(axes[3])
-        for each in axes:
+        """Draw the panels; ``ax`` as for `from_estimator`."""
+        count = len(self.panels)
+        axes = several_axes(ax, count, 2, (9.0, 2.8 * ((count + 1) // 2)))
+        for name, each in zip(self.panels, axes, strict=True):
+            self._draw[name](self, each)
             low, high = min(0.0, self.positions[0]), self.positions[-1]
             each.set_xlim(low, high + 0.03 * (high - low))
         self.axes_ = np.array(axes, dtype=object)
@@ -116,66 +142,69 @@ class ConvergenceDisplay:
     def _column(self, name: str) -> Floats:
         return np.array([float(getattr(record, name)) for record in self.history])
 
-    def _bound(self, ax: Axes) -> None:
-        bounds, full, accepted_column = (self._column(n) for n in ("lower_bound", "full_pass", "accepted"))
-        accepted, exact = accepted_column > 0, full > 0
-        for part in _rising_parts(bounds, accepted):
-            ax.plot(self.positions[part], bounds[part], color="#9a9a9a", linewidth=1.2, zorder=1)
+    def _likelihood(self, ax: Axes) -> None:
+        bounds, accepted = self._bounds, self._accepted
+        for start in self._others:
+            last = start[bounds[start].argmax()]
+            ax.plot(self.positions[last], bounds[last], "D", color=_OTHER, markersize=3.5, zorder=1)
+        for line in self._lines:
+            style = "-" if self._full[line[0]] else ":"
+            ax.plot(self.positions[line], bounds[line], style, color=INK, linewidth=1.2, zorder=2)
         marks: tuple[tuple[Any, str, dict[str, Any]], ...] = (
-            (accepted & exact, "of all rows", {"color": _ACCEPTED, "marker": "o"}),
+            (self._exact, "all rows", {"color": _ACCEPTED, "marker": "o"}),
             (
-                accepted & ~exact,
-                "estimate from a sample",
+                accepted & self.kept & ~self._full,
+                "some of the rows",
                 {"edgecolor": _ESTIMATE, "c": "white", "marker": "o"},
             ),
-            (~accepted, "refused step", {"color": _REFUSED, "marker": "x"}),
+            (~accepted & self.kept, "refused step", {"color": _REFUSED, "marker": "x"}),
         )
         for chosen, label, look in marks:
             if chosen.any():
-                ax.scatter(self.positions[chosen], bounds[chosen], s=18, label=label, zorder=2, **look)
-        low, high = _without_outliers(bounds[accepted] if accepted.any() else bounds)
+                ax.scatter(self.positions[chosen], bounds[chosen], s=18, label=label, zorder=3, **look)
+        if self._others:
+            ax.plot(
+                [], [], color=_OTHER, marker="D", markersize=3.5, linestyle="", label="end of another start"
+            )
+        seen = accepted & self.kept
+        low, high = _without_outliers(bounds[seen] if seen.any() else bounds)
         ax.set_ylim(low, high)
-        if below := int((bounds < low).sum()):
+        if below := int((bounds[self.kept] < low).sum()):
             note = f"{below} {'iteration' if below == 1 else 'iterations'} lower than this"
             ax.text(0.02, 0.03, note, transform=ax.transAxes, color=FAINT, fontsize=8)
-        dress(ax, "Lower bound", (AGAINST[self.against], "nats per row"))
+        dress(ax, "Log-likelihood per row", (AGAINST[self.against], "nats"))
         with_grid(ax)
-        legend(ax, loc="lower right")
+        legend(ax, loc="best")
 
-    def _gap(self, ax: Axes) -> None:
-        bounds, gaps = self._column("lower_bound"), self._column("gap")
-        exact = (self._column("full_pass") > 0) & (self._column("accepted") > 0)
-        below = np.where(exact, bounds[exact].max(initial=-np.inf) - bounds, np.nan)
+    def _gain(self, ax: Axes) -> None:
         lines = (
-            (gaps, "estimated gap to where the fit would end", _ESTIMATE, "s", "-"),
-            (below, "below the best bound of all rows", _ACCEPTED, "o", "--"),
+            (self._gaps, "estimate", _ESTIMATE, "s", "-"),
+            (self._below, "below the best pass over all rows", _ACCEPTED, "o", "--"),
         )
         for values, label, colour, marker, style in lines:
             look: dict[str, Any] = {"color": colour, "linestyle": style, "marker": marker, "label": label}
-            for part in _rising_parts(bounds, np.isfinite(values) & (values > 0)):
-                ax.plot(self.positions[part], values[part], markersize=3.5, linewidth=1.2, **look)
-                look["label"] = None
-        dress(ax, "Gap", (AGAINST[self.against], "nats per row"))
+            for part in self._lines:
+                some = part[values[part] > 0]
+                if len(some):
+                    ax.plot(self.positions[some], values[some], markersize=3.5, linewidth=1.2, **look)
+                    look["label"] = None
+        dress(ax, "Could still gain", (AGAINST[self.against], "log-likelihood per row"))
         with_grid(ax)
-        if ax.lines:
-            ax.set_yscale("log")
-            low, high = ax.get_ylim()
-            if high < 10 * low:  # else there might be no power of ten to label
-                low, high = low / 4, high * 4
-            ax.set_ylim(low, high * (high / low) ** 0.25)  # room for the legend
-            ax.yaxis.set_major_formatter(lambda value, _: f"1e{np.log10(value):.0f}")
-            ax.yaxis.set_minor_formatter(lambda value, _: "")
-            legend(ax, loc="upper right")
-        else:
-            _write_text(ax, "no estimate of the gap")
+        ax.set_yscale("log")
+        low, high = ax.get_ylim()
+        if high < 10 * low:  # else there might be no power of ten to label
+            low, high = low / 4, high * 4
+        ax.set_ylim(low, high * (high / low) ** 0.25)  # room for the legend
+        ax.yaxis.set_major_formatter(lambda value, _: f"1e{np.log10(value):.0f}")
+        ax.yaxis.set_minor_formatter(lambda value, _: "")
+        legend(ax, loc="upper right")
 
-    def _shares(self, ax: Axes) -> None:
-        shares = 100 * self._column("active_rows") / self._column("rows")
-        self._bars(ax, shares)
-        if shares.max() > WIDE * shares[shares > 0].min(initial=np.inf):
+    def _rows(self, ax: Axes) -> None:
+        self._bars(ax, self._passes)
+        if self._passes.max() > WIDE * self._passes[self._passes > 0].min(initial=np.inf):
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        dress(ax, "Rows scored in each iteration", (AGAINST[self.against], "% of all rows"))
+        dress(ax, "Rows scored in each iteration", (AGAINST[self.against], "passes over the data"))
         with_grid(ax, "y")
 
     def _bytes(self, ax: Axes) -> None:
@@ -184,9 +213,6 @@ class ConvergenceDisplay:
         self._bars(ax, read / unit)
         dress(ax, "Read in each iteration", (AGAINST[self.against], name))
         with_grid(ax, "y")
-        if not read.any():
-            ax.set_yticks([0])
-            _write_text(ax, "nothing was read: rows were in memory")
 
     def _bars(self, ax: Axes, values: Floats) -> None:
         """Draw each iteration as a bar that ends where the iteration ends; many as a line of steps."""
@@ -197,19 +223,41 @@ class ConvergenceDisplay:
             left, values, width, align="edge", color=PALETTE[0], alpha=0.75, edgecolor="white", linewidth=edge
         )
 
-
-FALL = 1e-3
-"""Minimum fall of the bound, as a part of all its changes, that shows another start or sample."""
+    _draw = MappingProxyType({"log-likelihood": _likelihood, "gain": _gain, "rows": _rows, "bytes": _bytes})
 
 
-def _rising_parts(bounds: Floats, chosen: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
-    """Return the chosen iterations in parts, each of one start on one sample, judged by the bounds."""
-    numbers = np.flatnonzero(chosen)
-    if not len(numbers):
+def _runs(
+    bounds: Floats, full: NDArray[np.bool_], accepted: NDArray[np.bool_], scored: Floats
+) -> tuple[list[NDArray[np.intp]], list[NDArray[np.intp]]]:
+    """Return the lines of the run that was kept, and the other starts, as places in the history.
+
+    A line has accepted iterations whose log-likelihoods can be compared: on one sample, or over all rows.
+    Before the first pass over all rows starts are tried on samples that grow; on each of these the start that
+    ends highest is kept.
+    """
+    first_full = int(full.argmax()) if full.any() else len(full)
+    before = np.maximum.accumulate(scored[:first_full])
+    larger = np.flatnonzero(scored[1:first_full] > GROWTH * before[:-1]) + 1
+    lines, others = [], []
+    for sample in [*np.split(np.arange(first_full), larger), np.flatnonzero(full)]:
+        starts = _starts(bounds, sample, accepted)
+        ends = [bounds[start[accepted[start]]].max() for start in starts]
+        best = int(np.argmax(ends)) if ends else 0
+        lines += [start[accepted[start]] for start in starts[best : best + 1]]
+        others += starts[:best] + starts[best + 1 :]
+    later = np.flatnonzero(~full & accepted)
+    later = later[later > first_full]
+    lines += np.split(later, np.flatnonzero(np.diff(later) > 1) + 1) if len(later) else []
+    return lines, others
+
+
+def _starts(bounds: Floats, numbers: NDArray[np.intp], accepted: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
+    """Return iterations on one sample, or over all rows, in parts that begin where the accepted fall."""
+    kept = numbers[accepted[numbers]]
+    if not len(kept):
         return []
-    span = float(np.ptp(bounds))
-    falls = np.diff(bounds[numbers]) < -FALL * span
-    return list(np.split(numbers, np.flatnonzero(falls) + 1))
+    falls = np.diff(bounds[kept]) < -FALL * float(np.ptp(bounds[kept]))
+    return np.split(numbers, np.searchsorted(numbers, kept[1:][falls]))
 
 
 def _without_outliers(bounds: Floats) -> tuple[float, float]:
@@ -220,7 +268,3 @@ def _without_outliers(bounds: Floats) -> tuple[float, float]:
         low = np.quantile(bounds, 0.1)
     margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
     return float(low - margin), float(high + margin)
-
-
-def _write_text(ax: Axes, text: str) -> None:
-    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=FAINT, fontsize=9)

@@ -32,6 +32,11 @@ INK, FAINT, GRID = "#222222", "#6b6b6b", "#e4e4e4"
 DENSITY = "Greys"
 MAX_NAME_LENGTH = 32
 """Maximum characters of a feature's name in a picture."""
+MAX_TERMS, MIN_LOADING, MAX_TERM_LENGTH = 2, 0.2, 17
+"""Maximum features in the label of a principal axis, the least loading of one as a part of the largest, and
+the maximum characters of its name."""
+LONG_LABEL = 45
+"""Minimum characters of a label in a smaller font."""
 MAX_ROWS = 20_000
 FEW_ROWS = 1_000
 """Maximum rows that are drawn as points; more are drawn as a density."""
@@ -53,31 +58,33 @@ def single_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     return _new_axes(1, 1, size)[0] if ax is None else ax
 
 
-def several_axes(ax: Any, rows: int, columns: int, size: tuple[float, float]) -> list[Axes]:
-    """Return the axes of a grid: the given ones, parts of single given axes, or new ones.
+def several_axes(ax: Any, count: int, columns: int, size: tuple[float, float]) -> list[Axes]:
+    """Return axes of a grid: the first of given ones, parts of single given axes, or new ones.
+
+    Those that are left are switched off.
 
     Raises
     ------
     InvalidDataError
-        Another number of axes is given.
+        Too few axes are given.
     """
     check_matplotlib()
-    count = rows * columns
-    if ax is None:
-        return _new_axes(rows, columns, size)
-    given = [*np.asarray(ax, dtype=object).ravel()]
-    if len(given) == count:
-        return given
-    if len(given) != 1:
+    rows = -(-count // columns)
+    given = _new_axes(rows, columns, size) if ax is None else [*np.asarray(ax, dtype=object).ravel()]
+    if len(given) == 1 and count > 1:
+        (whole,) = given
+        if (place := whole.get_subplotspec()) is None:
+            raise InvalidDataError(
+                f"ax has no place in a grid to divide; give {count} axes, or one of plt.subplots()."
+            )
+        whole.set_axis_off()
+        grid = place.subgridspec(rows, columns)
+        given = [whole.figure.add_subplot(grid[i]) for i in range(count)]
+    if len(given) < count:
         raise InvalidDataError(f"ax holds {len(given)} axes, but {count} are drawn; give one, or {count}.")
-    (whole,) = given
-    if (place := whole.get_subplotspec()) is None:
-        raise InvalidDataError(
-            f"ax has no place in a grid that could be divided; give {count} axes, or one of plt.subplots()."
-        )
-    whole.set_axis_off()
-    grid = place.subgridspec(rows, columns)
-    return [whole.figure.add_subplot(grid[i]) for i in range(count)]
+    for surplus in given[count:]:
+        surplus.set_axis_off()
+    return given[:count]
 
 
 def _new_axes(rows: int, columns: int, size: tuple[float, float]) -> list[Axes]:
@@ -100,12 +107,12 @@ def dress(ax: Axes, title: str, labels: Sequence[str], below: str = "") -> None:
     """
     heading = ax.set_title(title, loc="left", pad=19 if below else 6)
     for text in (heading, ax.set_xlabel(labels[0]), ax.set_ylabel(labels[1])):
-        text.set(parse_math=False, color=INK, fontsize=9)
+        text.set(parse_math=False, color=INK, fontsize=9 if len(text.get_text()) < LONG_LABEL else 8)
     heading.set(fontsize=9.5, fontweight="bold")
     if below:
         look: dict[str, Any] = {"fontsize": 8, "color": FAINT, "parse_math": False, "va": "bottom"}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        ax.annotate(below, (0, 1), xytext=(0, 5), **place, **look)
+        ax.annotate(below, (0, 1), xytext=(0, 5), in_layout=False, **place, **look)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -132,6 +139,12 @@ def legend(ax: Axes, **options: Any) -> None:
     box = ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, **options)
     for text in box.get_texts():
         text.set_parse_math(False)
+
+
+def look_of(component: int) -> tuple[str, str, str]:
+    """Return the colour, line style and marker of a component; these differ for the first 32."""
+    k, turn = component % len(PALETTE), component // len(PALETTE)
+    return PALETTE[k], LINES[(k + turn) % len(LINES)], MARKERS[(k + turn) % len(MARKERS)]
 
 
 def figure_of(ax: Axes) -> Figure:
@@ -192,20 +205,32 @@ def plane_of(estimator: GaussianMixture, drawn: DrawnRows, features: Any) -> Pla
         There is no such feature, or more than two are named.
     """
     d = int(estimator.n_features_in_)
-    names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    names = names_of(estimator)
     if features is None and d > 2:
-        return _principal_plane(drawn)
-    numbers = list(range(d)) if features is None else _numbers(features, names, d)
-    labels = tuple(plain(names[i], MAX_NAME_LENGTH) if names else f"feature {i}" for i in numbers)
-    return Plane(np.zeros(d), np.eye(d)[:, numbers], labels)
+        return _principal_plane(drawn, names)
+    return plane_of_features(names, range(d) if features is None else numbers_of(estimator, features, 2))
 
 
-def _numbers(features: Any, names: Sequence[str], d: int) -> list[int]:
+def plane_of_features(names: Sequence[str], numbers: Sequence[int]) -> Plane:
+    """Return the space of some features, of all that have ``names``."""
+    labels = tuple(plain(names[i], MAX_NAME_LENGTH) for i in numbers)
+    return Plane(np.zeros(len(names)), np.eye(len(names))[:, list(numbers)], labels)
+
+
+def names_of(estimator: GaussianMixture) -> list[str]:
+    """Return the names of the features; "feature 0" and so on if they have none."""
+    given = getattr(estimator, "feature_names_in_", None)
+    return [f"feature {i}" for i in range(estimator.n_features_in_)] if given is None else [*map(str, given)]
+
+
+def numbers_of(estimator: GaussianMixture, features: Any, most: int) -> list[int]:
+    """Return the numbers of different features, at most ``most``, given by number or name."""
+    names, d = [*map(str, getattr(estimator, "feature_names_in_", ()))], int(estimator.n_features_in_)
     given = [features] if isinstance(features, str) or not isinstance(features, Iterable) else [*features]
-    if not 1 <= len(given) <= 2 or len(set(given)) < len(given):
+    if not 1 <= len(given) <= most or len(set(given)) < len(given):
         raise InvalidDataError(
-            f"features is {short(features)}; it must be one feature or two different ones. None draws "
-            "the two principal axes of the data."
+            f"features is {short(features)}; it must be from one to {most} different features. None leaves "
+            "the choice to the picture."
         )
     numbers = [names.index(each) if isinstance(each, str) and each in names else each for each in given]
     for number in numbers:
@@ -217,26 +242,43 @@ def _numbers(features: Any, names: Sequence[str], d: int) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _principal_plane(drawn: DrawnRows) -> Plane:
-    """Return the plane of the two directions in which weighted rows vary most, of three features or more.
+def _principal_plane(drawn: DrawnRows, names: Sequence[str]) -> Plane:
+    """Return the plane of the two directions in which weighted, standardised rows vary most.
 
-    Each has a positive largest entry. If the rows span no plane, the second is any direction across.
+    Rows have three features or more. Each direction has a positive largest entry, in standard deviations. If
+    the rows span no plane, the second is any direction across.
     """
     share = drawn.weights / drawn.weights.sum()
     centre = share @ drawn.rows
-    centred = (drawn.rows - centre) * np.sqrt(share)[:, np.newaxis]
-    m, d = centred.shape
-    products = centred @ centred.T if d > m else centred.T @ centred  # the smaller ones
+    deviations = np.sqrt(share @ (drawn.rows - centre) ** 2)
+    deviations[deviations == 0] = 1.0
+    standardised = (drawn.rows - centre) / deviations * np.sqrt(share)[:, np.newaxis]
+    m, d = standardised.shape
+    products = standardised @ standardised.T if d > m else standardised.T @ standardised  # the smaller ones
     last = (max(0, len(products) - 2), len(products) - 1)
     vectors = eigh(products, subset_by_index=last)[1][:, ::-1]
-    found = centred.T @ vectors if d > m else vectors
+    found = standardised.T @ vectors if d > m else vectors
     directions = np.linalg.qr(np.hstack([found, np.zeros((d, 2 - found.shape[1]))]))[0]
     largest = directions[np.abs(directions).argmax(axis=0), [0, 1]]
     directions *= np.where(largest < 0, -1.0, 1.0)
-    total = float(np.einsum("ij,ij->", centred, centred))
-    parts = ((centred @ directions) ** 2).sum(axis=0) / (total or 1.0)
-    labels = tuple(f"principal axis {i + 1} ({part:.0%} of the variance)" for i, part in enumerate(parts))
-    return Plane(centre, directions, labels)
+    total = float(np.einsum("ij,ij->", standardised, standardised))
+    parts = ((standardised @ directions) ** 2).sum(axis=0) / (total or 1.0)
+    labels = tuple(
+        f"axis {i + 1} ({part:.0%}): {_terms(directions[:, i], names)}" for i, part in enumerate(parts)
+    )
+    return Plane(centre, directions / deviations[:, np.newaxis], labels)
+
+
+def _terms(loadings: Floats, names: Sequence[str]) -> str:
+    """Return the features that an axis is mostly made of: the two of the largest loadings, if not all."""
+    order = np.argsort(-np.abs(loadings), kind="stable")
+    said = [j for j in order[:MAX_TERMS] if abs(loadings[j]) >= MIN_LOADING * abs(loadings[order[0]])]
+    terms = [
+        f"{'−' if loadings[j] < 0 else '+'} {abs(loadings[j]):.1f} {plain(names[j], MAX_TERM_LENGTH)}"
+        for j in said
+    ]
+    more = len(loadings) > len(said) and abs(loadings[order[len(said)]]) >= 0.05
+    return " ".join(terms).removeprefix("+ ") + (" + …" if more else "")
 
 
 def rows_to_show(

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em.predict import RESPONSIBILITIES
+from emtau_dask.estimator.findings import CERTAIN
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
+from emtau_dask.estimator.summary import share_text
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.plot.drawing import (
@@ -35,18 +37,20 @@ if TYPE_CHECKING:
 
 
 BINS = 20
-CERTAIN = 0.9
+
 MAX_COMPONENTS = 40
 """Maximum components that are drawn; those that label the most rows are taken."""
-COLOURS, UNCERTAINTY_COLOURS = "Blues", "YlOrBr"
+DECADES, BAR_HEIGHT = 3, 0.85
+"""Powers of ten of the heights of bars, and the height of a bar that has all rows."""
+UNCERTAINTY_COLOURS = "YlOrBr"
 TITLE, UNCERTAINTY = "Where rows are between components", "1 − largest responsibility"
 
 
 class UncertaintyDisplay:
     """The uncertainty of the labels of a sample of the rows.
 
-    Left: for each component, the distribution of the largest responsibility of its rows. Right: the mean of
-    one minus the largest responsibility, in each cell of the plane.
+    Left: for each component, the histogram of the largest responsibility of its rows. Right: the mean of one
+    minus the largest responsibility, in each cell of the plane; left out if all rows are certain.
 
     Parameters
     ----------
@@ -70,7 +74,10 @@ class UncertaintyDisplay:
         For each component, the share of its rows in each bin; 0 if it labels none.
     edges_ : ndarray of shape (bins + 1,)
         From 1/K to 1.
-    axes_ : ndarray of 2 matplotlib Axes
+    panels : tuple of str
+        "certainty", and "place" if some rows are not certain.
+    axes_ : ndarray of matplotlib Axes
+        One for each panel.
     figure_ : matplotlib Figure
     """
 
@@ -81,6 +88,7 @@ class UncertaintyDisplay:
         self.labels: NDArray[np.intp] = responsibilities.argmax(axis=1)
         self.largest: Floats = responsibilities.max(axis=1)
         self.sure_ = float(drawn.weights @ (self.largest >= CERTAIN) / drawn.weights.sum())
+        self.panels = ("certainty", "place") if (self.largest < CERTAIN).any() else ("certainty",)
         counts = np.bincount(self.labels, weights=drawn.weights, minlength=k)
         self.shown = np.sort(np.argsort(-counts, kind="stable")[:MAX_COMPONENTS])
         self.edges_: Floats = np.linspace(1 / k, 1.0, BINS + 1) if k > 1 else np.linspace(0.0, 1.0, BINS + 1)
@@ -90,6 +98,8 @@ class UncertaintyDisplay:
         totals = counts[:, np.newaxis]
         self.histogram_: Floats = np.divide(joint, totals, out=np.zeros_like(joint), where=totals > 0)
         self.histogram_ = self.histogram_[self.shown]
+        sure = np.bincount(self.labels, weights=drawn.weights * (self.largest >= CERTAIN), minlength=k)
+        self._certain = np.divide(sure, counts, out=np.full(k, np.nan), where=counts > 0)[self.shown]
 
     @classmethod
     def from_estimator(
@@ -111,7 +121,8 @@ class UncertaintyDisplay:
         estimator, X, features, max_rows, sample_weight, columns, random_state
             As for `ComponentsDisplay.from_estimator`, which raises the same errors.
         ax : matplotlib Axes or array of 2 of them, optional
-            Single axes are divided into two. By default a new figure is made.
+            Single axes are divided, and axes that nothing is drawn on are switched off. By default a new
+            figure is made.
 
         Returns
         -------
@@ -123,31 +134,41 @@ class UncertaintyDisplay:
         return cls(drawn, plane, RESPONSIBILITIES(drawn.rows, kernels)).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
-        """Draw both pictures; ``ax`` as for `from_estimator`."""
-        left, right = axes = several_axes(ax, 1, 2, (9.4, 4.2))
-        self._by_component(left)
-        draw = self._on_a_line if self.plane.flat else self._in_a_plane
-        draw(right)
+        """Draw the panels; ``ax`` as for `from_estimator`."""
+        count = len(self.panels)
+        axes = several_axes(ax, count, count, (4.7 * count, 4.2))
+        self._by_component(axes[0])
+        if count > 1:
+            draw = self._on_a_line if self.plane.flat else self._in_a_plane
+            draw(axes[1])
         self.axes_ = np.array(axes, dtype=object)
-        self.figure_ = figure_of(left)
+        self.figure_ = figure_of(axes[0])
         return self
 
     def _by_component(self, ax: Axes) -> None:
-        from matplotlib.colors import LogNorm
-
-        lines = np.arange(len(self.shown) + 1) - 0.5
-        shares = np.ma.masked_equal(100 * self.histogram_, 0.0)
-        norm = LogNorm(vmin=0.1, vmax=100, clip=True)
-        look: dict[str, Any] = {"cmap": colours(COLOURS), "norm": norm, "rasterized": True}
-        image = ax.pcolormesh(self.edges_, lines, shares, **look)
-        below = f"{self.sure_:.1%} of the rows are at {CERTAIN} or above"
-        dress(ax, "How sure rows are of their component", ("largest responsibility", "component"), below)
-        every = max(1, len(self.shown) // 20)
-        ax.set_yticks(range(0, len(self.shown), every), [str(k) for k in self.shown[::every]])
-        ax.set_ylim(len(self.shown) - 0.5, -0.5)
-        for line in lines[1:-1]:
-            ax.axhline(line, color="white", linewidth=1.0)
-        _bar(ax, image, "% of the component's rows", format=lambda value, _: f"{value:g}")
+        """Draw a histogram for each component, one below another, on a logarithmic scale of heights."""
+        heights = np.zeros_like(self.histogram_)
+        seen = self.histogram_ > 0
+        heights[seen] = np.clip(1 + np.log10(self.histogram_[seen]) / DECADES, 0.03, 1) * BAR_HEIGHT
+        widths = np.diff(self.edges_)
+        for line, (k, height) in enumerate(zip(self.shown, heights, strict=True)):
+            look: dict[str, Any] = {
+                "color": PALETTE[k % len(PALETTE)],
+                "edgecolor": "white",
+                "linewidth": 0.5,
+            }
+            ax.bar(self.edges_[:-1], height, widths, bottom=-line, align="edge", **look)
+            ax.axhline(-line, color=FAINT, linewidth=0.6)
+        labels = ("largest responsibility", "component (bars: % of its rows, log from 0.1)")
+        dress(ax, "How sure rows are of their component", labels, counted(self.drawn))
+        every = max(1, -(-len(self.shown) // 25))
+        ax.set_yticks(-np.arange(0, len(self.shown), every), [f"{k}" for k in self.shown[::every]])
+        ax.set_ylim(-len(self.shown) + 0.9, 1.0)
+        right = ax.secondary_yaxis("right")
+        texts = [f"{share_text(share)} certain" for share in self._certain[::every]]
+        right.set_yticks(-np.arange(0, len(self.shown), every), texts)
+        right.tick_params(labelsize=8, length=0, labelcolor=INK)
+        right.spines["right"].set_visible(False)
 
     def _in_a_plane(self, ax: Axes) -> None:
         points, uncertainty = self.plane.points(self.drawn.rows), 1 - self.largest

@@ -26,8 +26,8 @@ class EMTau(BuiltInPolicy):
     ----------
     tau : int, default=20
         A row becomes inactive once its most probable component has been the same
-        in ``tau`` consecutive iterations. Above ``max_iter`` this is traditional
-        EM, bit for bit.
+        in ``tau`` consecutive iterations. Above ``max_iter`` the results are
+        identical to those of traditional EM.
     revisit : {"on-empty", None} or int, default="on-empty"
         When all rows become active again, with their counters at zero.
         ``"on-empty"``: when no row is active, or when a partial pass moves the

@@ -17,20 +17,19 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from emtau_dask.errors import shown
+from emtau_dask.estimator.findings import CERTAIN
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.summary import gap_text
+from emtau_dask.estimator.summary import STOP_REASONS, FitSummary, gain_text
 from emtau_dask.plot.components import ComponentsDisplay
 from emtau_dask.plot.convergence import ConvergenceDisplay
 from emtau_dask.plot.drawing import check_matplotlib, figure_of
-from emtau_dask.plot.uncertainty import CERTAIN, UncertaintyDisplay
+from emtau_dask.plot.uncertainty import UncertaintyDisplay
 from emtau_dask.process import OWN, software
 from emtau_dask.report.content import (
     SHOWN_FEATURES,
     Subject,
-    ending,
-    gap_meaning,
-    n_parameters,
     state,
+    summary_of_rows,
     tables_of,
     warnings_of,
 )
@@ -46,22 +45,28 @@ LAST_ITERATIONS = 20
 _NOT_SETTINGS = ("verbose", "checkpoint", "checkpoint_every")
 
 
-OF_THE_FIT = (
-    (
-        "Lower bound",
-        "The lower bound of the log-likelihood against the work so far. A new line is another start, or "
-        "continues with more rows.",
+OF_THE_FIT = {
+    "log-likelihood": (
+        "Log-likelihood",
+        "The log-likelihood per row. The line is the run that was kept; where more rows are scored it begins "
+        "again.",
     ),
-    ("Gap", "The estimated gap to the optimum, on a logarithmic axis, against the work."),
-    ("Rows scored", "The share of all rows that each iteration scored."),
-    ("Bytes read", "The bytes that each iteration read."),
-)
-OVER_DATA = (
-    ("Components", "The components as ellipses, or as curves, over the density of the rows."),
-    ("Certainty", "For each component, the distribution of the largest responsibility of its rows."),
-    ("Uncertainty", "Where rows are that may belong to several components."),
-)
-"""The pictures: their titles, and what they show."""
+    "gain": (
+        "Could still gain",
+        "What the fit could still gain in log-likelihood per row, on a logarithmic axis.",
+    ),
+    "rows": ("Rows scored", "The rows that each iteration scored, in passes over the data."),
+    "bytes": ("Bytes read", "The bytes that each iteration read."),
+}
+OF_COMPONENTS = ("Components", "The components as ellipses, or as curves, over the rows.")
+OF_LABELS = {
+    "certainty": (
+        "Certainty",
+        "For each component, how large the largest responsibility of its rows is.",
+    ),
+    "place": ("Uncertainty", "Where rows are that may belong to several components."),
+}
+"""The pictures by panels of Displays: their titles, and what they show."""
 
 
 class Picture(NamedTuple):
@@ -72,26 +77,31 @@ class Picture(NamedTuple):
 
 
 def convergence_pictures(subject: Subject) -> list[Picture]:
-    """Return the four pictures of how a fit converged; none without iterations."""
+    """Return the pictures of how a fit converged; none without iterations."""
     history = subject.model.history_
     if not len(history):
         return []
     with _drawing():
-        axes = [_new_axes(SMALL) for _ in OF_THE_FIT]
-        ConvergenceDisplay.from_history(history, ax=axes)
-        return _pictures("fit", OF_THE_FIT, axes)
+        display = ConvergenceDisplay(history)
+        axes = [_new_axes(SMALL) for _ in display.panels]
+        display.plot(axes)
+        return _pictures("fit", [OF_THE_FIT[panel] for panel in display.panels], axes)
 
 
 def data_pictures(subject: Subject) -> list[Picture]:
-    """Return the pictures of components and of uncertainty, over the drawn rows; none without rows."""
+    """Return the pictures of components and of certainty, over the drawn rows; none without rows."""
     model, drawn = subject.model, subject.drawn
     if drawn is None:
         return []
     with _drawing():
-        axes = [_new_axes(LARGE) for _ in OVER_DATA]
+        axes, texts = [_new_axes(LARGE)], [OF_COMPONENTS]
         ComponentsDisplay.from_estimator(model, drawn, ax=axes[0])
-        UncertaintyDisplay.from_estimator(model, drawn, ax=axes[1:])
-        return _pictures("data", OVER_DATA, axes)
+        if len(model.weights_) > 1:
+            of_labels = [_new_axes(LARGE) for _ in OF_LABELS]
+            panels = UncertaintyDisplay.from_estimator(model, drawn, ax=of_labels).panels
+            axes += of_labels[: len(panels)]
+            texts += [OF_LABELS[panel] for panel in panels]
+        return _pictures("data", texts, axes)
 
 
 @contextmanager
@@ -158,22 +168,22 @@ def report_page(subject: Subject) -> str:
         matplotlib is not installed.
     """
     check_matplotlib()
-    model, tables = subject.model, tables_of(subject)
-    history = model.history_
+    model, summary = subject.model, summary_of_rows(subject)
+    tables, history = tables_of(subject, summary), model.history_
     k, d = model.means_.shape
     page: str = _template().render(
         subject=subject,
+        summary=summary,
         generator=f"{OWN} {software()[OWN]}",
         style=Markup(_read("page.css")),
-        ending=ending(subject),
         converged=subject.finished and model.converged_,
         state=state(subject),
-        lead=_lead(subject),
-        gap_meaning=gap_meaning(subject),
+        lead=_lead(summary, d),
         warnings=warnings_of(subject),
-        facts=_facts(subject),
+        facts=_facts(subject, summary),
         settings=_settings(model),
-        figures=_figures(subject),
+        trust=_trust(subject, summary),
+        course=_course(summary),
         fit_pictures=convergence_pictures(subject),
         data_pictures=data_pictures(subject),
         tables=tables,
@@ -206,22 +216,15 @@ def _read(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _lead(subject: Subject) -> str:
-    model = subject.model
-    k, d = model.means_.shape
-    work = f"{model.history_.work:.3g} passes over {subject.rows:,} rows" if subject.rows else "no iteration"
-    kind = model.parameters_.covariance_type
-    return f"{k:,} components with {kind} covariance, {d:,} features; work: {work}."
+def _lead(summary: FitSummary, d: int) -> str:
+    rows = f"{summary.rows:,} rows of " if summary.rows else ""
+    return f"{len(summary.components):,} components in {rows}{d:,} features"
 
 
-def _facts(subject: Subject) -> dict[str, str]:
-    model = subject.model
-    k, d = model.means_.shape
-    rows = f"{subject.rows:,} rows of {d:,} features" if subject.rows else f"{d:,} features"
+def _facts(subject: Subject, summary: FitSummary) -> dict[str, str]:
     facts = {
-        "Data": rows if subject.data is None else f"{subject.data}: {rows}",
-        "Mixture": f"{k:,} components, {model.parameters_.covariance_type} covariance, "
-        f"{n_parameters(model):,} free parameters",
+        "Data": "not recorded" if subject.data is None else subject.data,
+        "Covariance": f"{summary.covariance_type}; {summary.n_parameters:,} free parameters",
         "Read from": subject.place,
     }
     if subject.written is not None:
@@ -239,17 +242,22 @@ def _settings(model: GaussianMixture) -> dict[str, str]:
     }
 
 
-def _figures(subject: Subject) -> dict[str, str]:
-    model, history = subject.model, subject.model.history_
-    seconds = sum(record.seconds for record in history)
-    read = sum(record.bytes_read for record in history)
+def _trust(subject: Subject, summary: FitSummary) -> dict[str, str]:
+    """Return the facts by which a reader judges whether a fit can be trusted."""
+    facts = {
+        "End": STOP_REASONS[summary.stop_reason] if subject.finished else "the run has not ended",
+        "Log-likelihood per row": f"{summary.lower_bound:.9g} nats",
+        "Could still gain": gain_text(summary.gap),
+    }
+    return facts | ({"Sampling error (p/2N)": summary.sampling_text} if summary.rows else {})
+
+
+def _course(summary: FitSummary) -> dict[str, str]:
     return {
-        "Iterations": f"{model.n_iter_:,}",
-        "Work": f"{history.work:.4g} passes over the rows",
-        "Lower bound": f"{model.lower_bound_:.9g} nats per row",
-        "Estimated gap": gap_text(model.gap_),
-        "Iterating took": f"{seconds:.3g} s",
-        "Read": f"{read / 1e6:,.1f} MB",
+        "Iterations": f"{summary.n_iter:,}",
+        "Rows scored": f"{summary.work:.4g} passes over the data",
+        "Iterating took": f"{summary.seconds:.3g} s",
+        "Read": f"{summary.bytes_read / 1e6:,.1f} MB",
     }
 
 

@@ -194,7 +194,7 @@ class Candidate:
         return free_parameters(structure_named(self.covariance_type), self.n_components, n_features)
 
     def __str__(self) -> str:
-        return f"{self.n_components} {self.covariance_type}"
+        return f"K = {self.n_components} ({self.covariance_type})"
 
 
 @dataclass(frozen=True, eq=False)

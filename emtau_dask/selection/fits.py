@@ -71,6 +71,8 @@ def fit_candidates(
     seed = entry.seeds[1]
     for number, candidate in enumerate(settings.candidates, 1):
         kind, candidate_fits = candidate.covariance_type, []
+        called = f"{candidate}, candidate {number} of {len(settings.candidates)}"
+        problem.context.observer.part(called)
         for name, random_state in ((candidate.name, seed), (f"{candidate.name}-again", seed + 1)):
             if name in entry.reasons:
                 continue
@@ -88,10 +90,8 @@ def fit_candidates(
         if candidate_fits:
             fits[candidate.name] = best_fit = max(candidate_fits, key=lambda mixture: mixture.lower_bound_)
             best[kind] = max(best[kind], best_fit.lower_bound_)
-            result = f"{best_fit.lower_bound_:.6g} nats per row of the sample"
-        problem.context.observer.note(
-            f"candidate {number} of {len(settings.candidates)}, {candidate}: {result}"
-        )
+            result = f"log-likelihood per row {best_fit.lower_bound_:.7g} on the sample"
+        problem.context.observer.note(f"{called}: {result}")
     return fits, reasons
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_digests
@@ -16,7 +16,14 @@ from emtau_dask.em.fit import FitSources, open_context
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.problem import Problem, make_problem
 from emtau_dask.em.settings import policy_before_data
-from emtau_dask.errors import InvalidDataError, SingularComponentError, features_named, shown, shutdown_named
+from emtau_dask.errors import (
+    InvalidDataError,
+    SingularComponentError,
+    counted,
+    features_named,
+    shown,
+    shutdown_named,
+)
 from emtau_dask.estimator.fitting import fit_session
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import FeatureChoice, Seeds
@@ -38,7 +45,7 @@ from emtau_dask.selection.criteria import (
 from emtau_dask.selection.fits import fit_candidates, fit_to_all_rows
 from emtau_dask.selection.passes import count_rows, draw_sample, score_all
 from emtau_dask.selection.table import ComponentSelection, result_of
-from emtau_dask.settings import AUTO, DROP, RAISE, Settings
+from emtau_dask.settings import AUTO, DROP, RAISE, Settings, check
 from emtau_dask.storage.stores import NotExclusiveWarning
 
 OF_A_FIT = {"n_components", "covariance_type", "algorithm", "warm_start"}
@@ -50,7 +57,7 @@ def select_components(  # noqa: PLR0913
     n_components: Any,
     *,
     covariance_types: Any = ("full",),
-    criterion: str = "bic",
+    criterion: Literal["bic", "aic", "icl", "held-out"] = "bic",
     random_state: Any = None,
     estimator: GaussianMixture | None = None,
     sample_rows: int | None = None,
@@ -59,6 +66,7 @@ def select_components(  # noqa: PLR0913
     features: Any = None,
     checkpoint: Any = None,
     sample_weight: Any = None,
+    verbose: int | None = None,
 ) -> ComponentSelection:
     """Choose the number of components, and the covariance type, of a mixture; fit the best one to all rows.
 
@@ -94,10 +102,13 @@ def select_components(  # noqa: PLR0913
         See `GaussianMixture.fit`.
     checkpoint : str, Path or zarr store, optional
         A folder or URL that keeps what is done; see `GaussianMixture`. The same call with the same place goes
-        on where a killed one stopped, and gives the same bits; a finished one gives its result again.
+        on where a killed one stopped, with identical results; a finished one gives its result again.
     sample_weight : dask array, zarr array or array-like of shape (n_samples,), optional
         Number of equal rows of each row: whole numbers, by default 1. A row of weight 3 is three rows, some
         of which may be in the sample; N in the penalties is the sum of the weights.
+    verbose : int, optional
+        1 prints which candidate is fitted, and the progress of the fits to all rows, as
+        `GaussianMixture` does; by default as ``estimator`` says.
 
     Returns
     -------
@@ -142,6 +153,9 @@ def select_components(  # noqa: PLR0913
     settings = checked_settings(
         n_components, covariance_types, criterion, random_state, estimator, sample_rows, finalists
     )
+    if verbose is not None:
+        check("verbose", verbose)
+        settings.template.set_params(verbose=verbose)
     data = {"X": X, "sample_weight": sample_weight, "chosen": FeatureChoice(columns, features)}
     return select(settings, data, checkpoint=selection_checkpoint(checkpoint))
 
@@ -173,11 +187,19 @@ def _interrupt_text(checkpoint: SelectionCheckpoint | None) -> str:
 
 
 class Unclosed:
-    """Passes everything on to an observer, except the end of one of several fits."""
+    """Passes everything on to an observer, except the end of one of several fits.
 
-    def __init__(self, observer: FitObserver) -> None:
+    With a ``name`` all parts of the fit have it.
+    """
+
+    def __init__(self, observer: FitObserver, name: str | None = None) -> None:
         self.stage, self.chunks_done = observer.stage, observer.chunks_done
         self.iteration, self.note = observer.iteration, observer.note
+        self._part, self._name = observer.part, name
+
+    def part(self, name: str) -> None:
+        """Pass on a part."""
+        self._part(self._name or name)
 
     def close(self, *, done: bool) -> None:
         """Ignore."""
@@ -288,7 +310,7 @@ def _compute(
     if not finals:
         first = next(each for each in settings.candidates if each.name in reasons)
         raise InvalidDataError(
-            f"none of the {len(settings.candidates)} candidates could be fitted. {first}: "
+            f"none of {counted(len(settings.candidates), 'candidate')} could be fitted. {first}: "
             f"{reasons[first.name]} Give fewer components, another covariance type, or an estimator with a "
             "larger reg_covar."
         )
@@ -342,7 +364,8 @@ def _fit_finalists(
         estimator = settings.estimator(candidates[name], settings.template.random_state)
         place = None if checkpoint is None else checkpoint.run("fits", name)
         try:
-            finals[name] = fit_to_all_rows(estimator, fits[name], data, place, observer)
+            named = Unclosed(observer, f"{candidates[name]}, all rows")
+            finals[name] = fit_to_all_rows(estimator, fits[name], data, place, named)
         except SingularComponentError as error:
             reasons[name] = str(error)
         else:

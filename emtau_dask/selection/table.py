@@ -8,12 +8,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, overload
 
 from emtau_dask.em.history import frame_of
-from emtau_dask.errors import html_table
+from emtau_dask.errors import counted, html_table, plain_table
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.selection.criteria import Score, SelectionSettings, expected_loss
 
-HEADINGS = ("K", "covariance", "p", "log-lik.", "BIC", "AIC", "ICL", "held out", "")
-"""Headings of the columns of `CandidateRecord.cells`."""
+CRITERIA = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
+"""Criteria that a table shows as differences from the lowest one, and their names for people."""
+HEADINGS = ("", "K", "type", "p", "log-lik./row", *(f"+{name}" for name in CRITERIA.values()), "held out")
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,14 @@ class CandidateRecord:
     parameters : int
         p, the free parameters.
     log_likelihood : float
-        Of all rows; nats per row. NaN, as all other values, for a candidate that could not be fitted.
+        Per row, of all rows. NaN, as all other values, for a candidate that could not be fitted.
     bic, aic, icl : float
         In scikit-learn's scale: lower is better. The penalties count all N rows.
     held_out : float
-        Log-likelihood of the rows outside the sample; nats per row. NaN in the table of fits to all rows.
+        Log-likelihood per row of the rows outside the sample. NaN in the table of fits to all rows.
     expected_loss : float
-        By how much the sample's fit is expected to be below a fit to all rows; nats per row.
+        By how much the log-likelihood per row of the sample's fit is expected to be below that of a fit to
+        all rows.
     converged : bool
         Whether the fit stopped by tol.
     seconds : float
@@ -64,23 +66,6 @@ class CandidateRecord:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The values as texts, for a table; the last one is empty or a note."""
-        begin = (f"{self.n_components}", self.covariance_type, f"{self.parameters:,}")
-        if self.reason:
-            return (*begin, "", "", "", "", "", "could not be fitted")
-        criteria = (self.bic, self.aic, self.icl)
-        held_out = "" if math.isnan(self.held_out) else f"{self.held_out:.6g}"
-        note = "" if self.converged else "not converged"
-        return (
-            *begin,
-            f"{self.log_likelihood:.6g}",
-            *(f"{value:.8g}" for value in criteria),
-            held_out,
-            note,
-        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,10 +102,18 @@ class SelectionTable(Sequence[CandidateRecord]):
         if not self.records:
             return "SelectionTable(0 candidates)"
         best = self.records[self.best]
-        count = f"{len(self)} candidate{'' if len(self) == 1 else 's'}"
-        return (
-            f"SelectionTable({count}, best by {self.criterion}: {best.n_components} {best.covariance_type})"
-        )
+        count, chosen = counted(len(self), "candidate"), f"K = {best.n_components} ({best.covariance_type})"
+        return f"SelectionTable({count}, best by {self.criterion}: {chosen})"
+
+    def __str__(self) -> str:
+        return self.text(repr(self))
+
+    def text(self, caption: str) -> str:
+        """Return the table as lines of at most 80 characters; ``*`` is the best, ``!`` could not be fitted.
+
+        BIC, AIC and ICL are differences from the lowest one.
+        """
+        return plain_table(caption, HEADINGS, self._rows(), " ")
 
     def to_frame(self) -> Any:
         """Return the records as a pandas DataFrame: a row for each candidate.
@@ -133,11 +126,42 @@ class SelectionTable(Sequence[CandidateRecord]):
         return frame_of(CandidateRecord, self.records, "table_")
 
     def _repr_html_(self) -> str:
-        rows = [
-            (*record.cells, "best" if number == self.best else "")
-            for number, record in enumerate(self.records)
-        ]
-        return html_table(f"{self!r}", (*HEADINGS, ""), rows)
+        return html_table(repr(self), HEADINGS, self._rows())
+
+    def _rows(self) -> list[list[str]]:
+        fitted = [record for record in self if math.isfinite(record.bic)]
+        least = {name: min((getattr(record, name) for record in fitted), default=0.0) for name in CRITERIA}
+        rows = []
+        for number, record in enumerate(self):
+            mark = "*" if number == self.best else "!" if record.reason else ""
+            above = (_above(getattr(record, name) - least[name]) for name in CRITERIA)
+            likelihoods = [_known(value) for value in (record.log_likelihood, record.held_out)]
+            begin = [mark, f"{record.n_components}", record.covariance_type, f"{record.parameters:,}"]
+            rows.append([*begin, likelihoods[0], *above, likelihoods[1]])
+        return rows
+
+
+def _known(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else "-"
+
+
+def _above(value: float) -> str:
+    """Return a difference of criteria in at most nine characters."""
+    if not value >= 1000:
+        return f"{value:.4g}" if math.isfinite(value) else "-"
+    return f"{value:,.0f}" if value < 1e7 else f"{value:.2e}"
+
+
+def table_of_values(values: Mapping[str, Any]) -> SelectionTable:
+    """Return the table of ``candidates``, one of which is chosen, in values that `emtau select` wrote."""
+    known: list[dict[str, Any]] = [
+        {name: math.nan if value is None else value for name, value in each.items()}
+        for each in values["candidates"]
+    ]
+    records = tuple(CandidateRecord(**each) for each in known)
+    chosen = values["n_components"], values["covariance_type"]
+    best = [(record.n_components, record.covariance_type) for record in records].index(chosen)
+    return SelectionTable(records, values["criterion"], best)
 
 
 @dataclass(frozen=True)
@@ -204,11 +228,10 @@ class ComponentSelection:
         return self.table_.criterion
 
     def __repr__(self) -> str:
-        return (
-            f"ComponentSelection({self.best_n_components_} components, {self.best_covariance_type_}, by "
-            f"{self.criterion_} of {len(self.table_)} candidates; {self.passes_.total:.3g} passes over "
-            f"{self.n_rows_:,} rows)"
-        )
+        chosen = f"{counted(self.best_n_components_, 'component')}, {self.best_covariance_type_}"
+        candidates = counted(len(self.table_), "candidate")
+        text = f"ComponentSelection({chosen}, by {self.criterion_} of {candidates}; "
+        return f"{text}{self.passes_.total:.3g} passes over {counted(self.n_rows_, 'row')})"
 
     def _repr_html_(self) -> str:
         return self.table_._repr_html_()

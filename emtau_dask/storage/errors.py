@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from emtau_dask.errors import EmtauError, InvalidDataError, StorageError, cause_of, shutdown_named
+from dask.utils import format_bytes
+
+from emtau_dask.errors import EmtauError, InvalidDataError, StorageError, cause_of, counted, shutdown_named
 
 _REMEDIES = {
     errno.ENOSPC: "The disk is full{room}: free space",
@@ -98,8 +100,8 @@ def _room_at(place: str | Path | None) -> str:
         bytes_free, files = shutil.disk_usage(above).free, os.statvfs(above)
     except OSError:
         return ""
-    names = f", {files.f_favail:,} more files" if files.f_files else ""
-    return f" ({bytes_free / 1e6:,.1f} MB free{names})"
+    names = f", room for {counted(files.f_favail, 'file')} more" if files.f_files else ""
+    return f" ({format_bytes(bytes_free)} free{names})"
 
 
 # Error classes are recognised by name, since most belong to packages that may be missing.

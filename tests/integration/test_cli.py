@@ -64,7 +64,7 @@ def test_the_main_job_runs_on_a_fresh_machine(tmp_path: Path) -> None:
     assert "10 components" in run.stdout
     assert "model saved in runs/digits/model.zarr" in run.stdout
     assert "labels saved in runs/digits/labels.zarr" in run.stdout
-    assert "iteration 1: bound" in run.stderr
+    assert "fit: log-likelihood per row -" in run.stderr
     assert len(values(str(tmp_path / "runs/digits/labels.zarr"), "labels")) == 1797
 
 
@@ -80,7 +80,7 @@ def test_fit_writes_the_model_and_its_labels() -> None:
     np.testing.assert_array_equal(values("out/labels.zarr", "scores"), model.score_samples(rows))
     for count in np.bincount(labels):
         assert f" {count} " in result.stdout
-    for part in ("converged", "passes over 1,000 rows", "nats per row"):
+    for part in ("converged", "passes over 1,000 rows", "log-likelihood per row"):
         assert part in result.stdout
 
 

@@ -71,7 +71,7 @@ def test_a_fit_that_max_iter_stops_says_how_far_it_was_and_how_it_goes_on(data, 
     result = emtau("fit", config_of(tmp_path, data), "--set", "stop.max_iter=6")
     assert result.exit_code == NOT_CONVERGED
     last = result.stderr.splitlines()[-1]
-    assert re.search(r"after a change of the bound by \S+ nats per row", last)
+    assert re.search(r"after the log-likelihood changed by \S+ per row", last)
     assert emtau(*shlex.split(re.search(r"To continue: emtau (.*)", last)[1])).exit_code == NOT_CONVERGED
     assert same(tmp_path, undisturbed)
 

@@ -220,7 +220,16 @@ def test_a_fit_that_was_killed_is_resumed_to_the_bits_of_one_process(
 
 def test_a_fit_ends_on_sigterm_in_time_and_says_how_to_go_on(cluster: Project) -> None:
     more = ("--overwrite", "--set", "stop.max_iter=100000")
-    fit = ("emtau", "fit", "/configs/cluster.yaml", "--scheduler", "tcp://scheduler:8786", *SMALL, *more)
+    fit = (
+        "emtau",
+        "fit",
+        "/configs/cluster.yaml",
+        "--scheduler",
+        "tcp://scheduler:8786",
+        "-v",
+        *SMALL,
+        *more,
+    )
     cluster.compose("run", "-d", "--no-deps", "fit", *fit)
     (container,) = cluster.containers("fit")
     until(lambda: "iteration 4" in logged(container), "the fourth iteration")

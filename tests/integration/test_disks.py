@@ -100,7 +100,7 @@ def test_a_disk_that_refuses(base, disk, writer, fault):
     with fault(disk) as number:
         message = failed(WRITERS[writer](base, place))
     assert str(disk.folder) in message
-    known = [os.strerror(number), "GB free", os.strerror(errno.ENOTDIR)]
+    known = [os.strerror(number), "B free, room", os.strerror(errno.ENOTDIR)]
     assert any(part in message for part in known)
     assert not any(path.is_file() for path in disk.folder.rglob("*"))
     if writer != "dataset":

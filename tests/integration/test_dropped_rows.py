@@ -296,9 +296,9 @@ class TestTheOtherSpelling:
         assert spelt.get_params()["missing"] == "marginalize"
         np.testing.assert_array_equal(spelt.predict(ROWS), expected.predict(ROWS))
 
-    def test_is_kept_in_models_and_checkpoints(self, tmp_path):
+    def test_is_stored_as_the_first_in_models_and_checkpoints(self, tmp_path):
         stepwise(missing="marginalize", checkpoint=tmp_path / "run.zarr").fit(ROWS).save(
             tmp_path / "model.zarr"
         )
-        assert GaussianMixture.load(tmp_path / "model.zarr").missing == "marginalize"
-        assert GaussianMixture.resume(tmp_path / "run.zarr", ROWS).missing == "marginalize"
+        assert GaussianMixture.load(tmp_path / "model.zarr").missing == "marginalise"
+        assert GaussianMixture.resume(tmp_path / "run.zarr", ROWS).missing == "marginalise"

@@ -237,9 +237,12 @@ class TestScikitLearnsManners:
         with pytest.raises(NotFittedError):
             getattr(mixture(), method)(*arguments)
 
-    def test_verbose_prints_iterations_to_standard_output(self, capsys):
+    def test_verbose_prints_starts_or_also_iterations_to_standard_output(self, capsys):
         quietly(mixture(verbose=1, max_iter=2), ROWS)
-        assert "iteration 2" in capsys.readouterr().out
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.startswith("fit: log-likelihood per row ")
+        quietly(mixture(verbose=2, max_iter=2), ROWS)
+        assert "\niteration 2: " in capsys.readouterr().out
 
     def test_silence_by_default(self, capsys):
         quietly(mixture(max_iter=2), ROWS)

@@ -90,6 +90,14 @@ def test_without_pandas_the_error_says_what_to_install(monkeypatch):
         FitHistory().to_frame()
 
 
+def test_the_history_is_printed_as_a_table_of_its_last_iterations(fitted, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    caption, headings, *lines = str(fitted.history_).splitlines()
+    assert caption.startswith(repr(fitted.history_))
+    assert headings.split()[:2] == ["iteration", "log-lik./row"]
+    assert [int(line.split()[0]) for line in lines] == [each.iteration for each in fitted.history_[-10:]]
+
+
 def test_the_summary_has_what_was_fitted(fitted):
     summary = fitted.summary()
     assert [component.weight for component in summary.components] == list(fitted.weights_)
@@ -113,11 +121,51 @@ def test_the_summary_is_read_in_a_terminal(k, features, covariance_type):
     mixture = GaussianMixture(k, covariance_type=covariance_type, random_state=0, tol=1.0).fit(rows)
     text = str(mixture.summary())
     assert max(map(len, text.splitlines())) <= 80
-    assert len(text.splitlines()) <= 50
+    assert len(text.splitlines()) <= 60
     heaviest = f"{max(mixture.weights_):.4f}"
-    for part in (f"{k} components", covariance_type, "400 rows", "nats per row", "passes", heaviest):
+    for part in (f"{k} components", covariance_type, "400 rows", "nats", "passes", heaviest):
         assert part in text
     assert repr(mixture.summary()) == text
+
+
+def test_the_summary_says_first_what_was_found_then_whether_to_trust_it_then_how_it_ran(fitted):
+    text, shown = str(fitted.summary()), fitted.summary()._repr_html_()
+    parts = [
+        "3 components in 300 rows",
+        "weight",
+        "rows: by weight",
+        "converged",
+        "could still gain",
+        "ran: ",
+    ]
+    for whole in (text, shown):
+        places = [whole.index(part) for part in parts]
+        assert places == sorted(places)
+    assert text.count("nats") == 1
+    counted = [round(component.rows) for component in fitted.summary().components]
+    assert counted == [round(300 * weight) for weight in fitted.weights_]
+    parameters = 3 * (2 + 3) + 2
+    assert f"sampling error (p/2N): about {parameters / (2 * 300):.2g} per row" in text
+
+
+def test_long_names_of_features_take_two_lines_so_that_more_features_fit():
+    names = ["bill_length_mm", "bill_depth_mm", "flipper_length_mm", "body_mass_g"]
+    scale = [3.0, 1.0, 7.0, 400.0]
+    rows = pd.DataFrame(
+        np.random.default_rng(0).normal(size=(300, 4)) * scale + [40, 17, 200, 4000], columns=names
+    )
+    lines = str(GaussianMixture(2, random_state=0, tol=1.0).fit(rows).summary()).splitlines()
+    assert lines[2].split() == ["bill_", "bill_", "flipper_", "body_"]
+    assert lines[3].split() == [
+        "#",
+        "weight",
+        "rows",
+        "certain",
+        "length_mm",
+        "depth_mm",
+        "length_mm",
+        "mass_g",
+    ]
 
 
 def test_what_is_nothing_but_rounding_is_shown_as_zero():

@@ -22,7 +22,7 @@ CELLS = {
 gm = GaussianMixture(2, algorithm="em", random_state=0, verbose=1).fit(X)
 """,
     "figures": """
-print(gm.n_iter_, f"{gm.lower_bound_:.7g}")
+print(gm.n_iter_, f"{gm.lower_bound_:.6g}")
 """,
     "silent": """
 undisturbed = GaussianMixture(2, **slow | {"checkpoint": None}).fit(X)
@@ -85,7 +85,7 @@ def test_a_fit_has_one_display_which_is_drawn_anew_and_ends_at_the_last_iteratio
     assert display.output_type == "display_data"
     html, plain = display.data["text/html"], display.data["text/plain"]
     assert '<progress max="1" value="1.000">' in html
-    for part in (f"iteration {n_iter}", "100% of 20 chunks", f"bound {bound}"):
+    for part in (f"iteration {n_iter}", "100% of 20 chunks", f"log-likelihood per row {bound}"):
         assert part in html
         assert part in plain
     assert "left" not in html
@@ -127,7 +127,7 @@ def test_after_an_interrupt_the_bar_says_so_and_the_last_line_says_how_to_go_on(
     assert "Continue from the last commit, " in last
     assert "GaussianMixture.resume('run.zarr', X)" in last
     (bar,) = outputs(ran, "interrupted", "display_data")
-    stopped = re.search(r"stopped in iteration (\d+) .*% of 20 chunks", bar.data["text/plain"])
+    stopped = re.search(r"stopped in fit, iteration (\d+) .*% of 20 chunks", bar.data["text/plain"])
     assert int(stopped[1]) >= 3
     assert "left" not in bar.data["text/html"]
     assert outputs(ran, "resumed", "stream")[0].text == "the same 60\n"
@@ -135,7 +135,7 @@ def test_after_an_interrupt_the_bar_says_so_and_the_last_line_says_how_to_go_on(
 
 def test_a_fit_that_fails_leaves_a_bar_and_the_error(ran):
     (bar,) = outputs(ran, "failed", "display_data")
-    assert "stopped in looking for the first unusable row" in bar.data["text/html"]
+    assert "stopped in fit, looking for the first unusable row" in bar.data["text/html"]
     assert last_line(ran, "failed")[1].startswith(
         "UnusableRowError: row 0 (chunk 0, its row 0) of X contains NaN"
     )

@@ -98,7 +98,7 @@ def test_one_that_can_do_it_is_warned_of(cluster, stored, expected):
     assert_same_bits(found, expected)
 
 
-LAST_BITS = "what the last bits of a result depend on: "
+LAST_BITS = "what the last digits of a result depend on: "
 
 
 KERNELS = {"x86_64": ("Haswell", "Nehalem"), "aarch64": ("ARMV8", "NEOVERSEN1")}

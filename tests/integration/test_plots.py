@@ -1,9 +1,11 @@
 """The Displays draw what they say: known ellipses, densities of 1, so many rows, each chunk read once."""
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import dask.array as da
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -13,12 +15,19 @@ from counting import Reads
 from references import COVARIANCE_TYPES, full_covariances
 from scipy.stats import norm
 from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler
 from zarr.storage import MemoryStore
 
 from emtau_dask import EMTau, GaussianMixture, InvalidDataError
 from emtau_dask.em import FitHistory, IterationRecord
 from emtau_dask.errors import MissingPackageError
-from emtau_dask.plot import ComponentsDisplay, ConvergenceDisplay, SelectionDisplay, UncertaintyDisplay
+from emtau_dask.plot import (
+    ComponentsDisplay,
+    ConvergenceDisplay,
+    PairsDisplay,
+    SelectionDisplay,
+    UncertaintyDisplay,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,36 +64,130 @@ def test_ellipses_are_one_and_two_deviations_of_the_fitted_covariances(covarianc
             np.testing.assert_allclose(distances, deviations, rtol=1e-6)
 
 
-def test_more_features_are_drawn_on_the_principal_axes_of_the_rows():
-    X = rows_of(900, 6) * np.array([1, 1, 3, 1, 1, 1])
+def test_more_features_are_drawn_on_the_principal_axes_of_the_standardised_rows():
+    """In mixed units no feature takes an axis for itself by its unit alone."""
+    X = rows_of(900, 6) * [1, 1, 3, 1, 1, 4000.0]
     gm = GaussianMixture(2, random_state=0).fit(X)
     display = ComponentsDisplay.from_estimator(gm, X)
-    pca = PCA(2).fit(X)
-    signs = np.sign((pca.components_.T * display.plane.directions).sum(axis=0))
-    np.testing.assert_allclose(display.plane.directions, pca.components_.T * signs, atol=1e-9)
-    np.testing.assert_allclose(display.means, pca.transform(gm.means_) * signs, atol=1e-9)
+    scaler = StandardScaler().fit(X)
+    pca = PCA(2).fit(scaler.transform(X))
+    directions = pca.components_.T / scaler.scale_[:, np.newaxis]
+    signs = np.sign((directions * display.plane.directions).sum(axis=0))
+    np.testing.assert_allclose(display.plane.directions, directions * signs, rtol=1e-7, atol=1e-12)
+    np.testing.assert_allclose(display.means, pca.transform(scaler.transform(gm.means_)) * signs, atol=1e-9)
+    signed = directions * signs
     for k in range(2):
-        along = display.plane.directions.T @ gm.covariances_[k] @ display.plane.directions
-        np.testing.assert_allclose(display.covariances[k], along, rtol=1e-9)
-    shares = [f"{share:.0%}" for share in pca.explained_variance_ratio_]
-    assert all(share in label for share, label in zip(shares, display.plane.labels, strict=True))
+        np.testing.assert_allclose(display.covariances[k], signed.T @ gm.covariances_[k] @ signed, rtol=1e-9)
+    for share, label in zip(pca.explained_variance_ratio_, display.plane.labels, strict=True):
+        assert f"({share:.0%})" in label
+
+
+def test_an_axis_is_named_by_what_it_is_made_of():
+    rng = np.random.default_rng(0)
+    size, other = rng.normal(size=(2, 2000))
+    X = pd.DataFrame(
+        {"mass": 800 * size + 4000, "length": 14 * size + 200, "depth": 2 * other, "width": 0.1 * other + 5}
+    )
+    X += rng.normal(size=X.shape) * X.std().to_numpy() * [0.1, 0.1, 0.8, 0.8]
+    gm = GaussianMixture(1).fit(X)
+    axes = ComponentsDisplay.from_estimator(gm, X).plane.labels
+    made = [set(re.findall(r"0\.7 (\w+)", label)) for label in axes]
+    assert made == [{"mass", "length"}, {"depth", "width"}]
+    opposite = X.assign(length=-X["length"])
+    first, _ = ComponentsDisplay.from_estimator(GaussianMixture(1).fit(opposite), opposite).plane.labels
+    assert re.search(r": 0\.7 \w+ − 0\.7 \w+$", first)
 
 
 def test_the_principal_axes_of_fewer_rows_than_features():
     X = np.random.default_rng(2).normal(size=(12, 40))
     gm = GaussianMixture(1, covariance_type="diag").fit(X)
     display = ComponentsDisplay.from_estimator(gm, X)
-    expected = PCA(2).fit(X).components_.T
-    np.testing.assert_allclose(np.abs((display.plane.directions * expected).sum(axis=0)), 1, atol=1e-9)
+    expected = PCA(2).fit(StandardScaler().fit_transform(X)).components_.T
+    directions = display.plane.directions * X.std(axis=0)[:, np.newaxis]
+    np.testing.assert_allclose(np.abs((directions * expected).sum(axis=0)), 1, atol=1e-9)
 
 
 @pytest.mark.parametrize("rows", [np.ones((5, 3)), np.arange(3.0).reshape(1, 3), np.eye(3)[:2]])
 def test_rows_that_span_no_plane_are_drawn_all_the_same(rows):
     gm = GaussianMixture(1, covariance_type="diag", reg_covar=0.1).fit(np.eye(3))
     display = ComponentsDisplay.from_estimator(gm, rows)
-    np.testing.assert_allclose(display.plane.directions.T @ display.plane.directions, np.eye(2), atol=1e-9)
+    assert np.linalg.matrix_rank(display.plane.directions) == 2
     display.figure_.canvas.draw()
     UncertaintyDisplay.from_estimator(gm, rows).figure_.canvas.draw()
+
+
+def test_few_rows_have_the_colour_and_the_marker_of_their_component():
+    X = rows_of(400, 2)
+    gm = GaussianMixture(3, random_state=0).fit(X)
+    display = ComponentsDisplay.from_estimator(gm, X)
+    labels = gm.to_sklearn().predict(X)
+    drawn = [collection.get_offsets() for collection in display.ax_.collections]
+    assert [sorted(map(tuple, points)) for points in drawn] == [
+        sorted(map(tuple, X[labels == k])) for k in range(3)
+    ]
+    assert len({tuple(each.get_facecolor()[0]) for each in display.ax_.collections}) == 3
+    assert len({each.get_paths()[0].vertices.tobytes() for each in display.ax_.collections}) == 3
+    assert len({ellipse.get_linestyle() for ellipse in display.ellipses_}) == 3
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """Two groups in millimetres and grams; the last feature tells nothing."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(2, size=1500)
+    rows = np.array([[39.0, 18, 190, 3700, 0], [48.0, 15, 217, 5000, 0]])[group]
+    rows += rng.normal(size=(1500, 5)) * [3, 1.1, 6.5, 450, 1]
+    frame = pd.DataFrame(rows, columns=["bill", "depth", "flipper", "mass", "noise"])
+    return frame, GaussianMixture(2, random_state=0).fit(frame)
+
+
+class TestPairs:
+    def test_each_panel_is_the_mixture_in_its_features(self, mixed):
+        frame, gm = mixed
+        display = PairsDisplay.from_estimator(gm, frame, features=["mass", "bill", 2])
+        assert display.labels == ("mass", "bill", "flipper")
+        assert display.axes_.shape == (3, 3)
+        chosen = [3, 0, 2]
+        for (row, column), panel in display.panels.items():
+            some = [chosen[column]] if row == column else [chosen[column], chosen[row]]
+            np.testing.assert_allclose(panel.means, gm.means_[:, some])
+            np.testing.assert_allclose(panel.covariances, gm.covariances_[:, some][:, :, some], rtol=1e-9)
+            assert panel.ax_ is display.axes_[row, column]
+        assert {place for place in np.ndindex(3, 3) if display.axes_[place].axison} == set(display.panels)
+
+    def test_the_diagonal_has_the_densities_of_data_and_mixture(self, mixed):
+        frame, gm = mixed
+        panel = PairsDisplay.from_estimator(gm, frame, features=["mass", "bill"]).panels[1, 1]
+        ((edges),) = panel.edges_
+        expected, _ = np.histogram(frame["bill"], edges, density=True)
+        np.testing.assert_allclose(panel.density_, expected)
+        x, y = panel.curves_[-1].get_data()
+        both = zip(gm.weights_, gm.means_[:, 0], gm.covariances_[:, 0, 0], strict=True)
+        np.testing.assert_allclose(y, sum(w * norm(m, np.sqrt(v)).pdf(x) for w, m, v in both))
+
+    def test_labels_stand_at_the_left_and_at_the_bottom(self, mixed):
+        frame, gm = mixed
+        axes = PairsDisplay.from_estimator(gm, frame, features=[0, 1, 2]).axes_
+        assert [ax.get_xlabel() for ax in axes[2]] == ["bill", "depth", "flipper"]
+        assert [ax.get_ylabel() for ax in axes[1:, 0]] == ["depth", "flipper"]
+        assert {ax.get_xlabel() + ax.get_ylabel() for ax in (axes[0, 0], axes[1, 1])} == {""}
+        assert "2 components; all 1,500 rows" in texts(axes[0, 0])
+
+    def test_of_many_features_those_that_separate_components_are_drawn(self):
+        rng = np.random.default_rng(0)
+        X = rng.normal(size=(600, 9))
+        X[:300, [1, 3, 4, 6, 8]] += 5
+        gm = GaussianMixture(2, covariance_type="diag", random_state=0).fit(X)
+        assert PairsDisplay.from_estimator(gm, X).labels == tuple(f"feature {i}" for i in (1, 3, 4, 6, 8))
+        with pytest.raises(InvalidDataError, match="from one to 10 different features"):
+            PairsDisplay.from_estimator(gm, X, features=[*range(9), 0])
+
+    @pytest.mark.parametrize("d", [1, 2])
+    def test_one_feature_and_two_are_drawn_too(self, d):
+        X = rows_of(200, 2)[:, :d]
+        display = PairsDisplay.from_estimator(GaussianMixture(2, random_state=0).fit(X), X)
+        assert display.axes_.shape == (d, d)
+        display.figure_.canvas.draw()
 
 
 def test_the_density_in_a_plane_is_that_of_the_rows():
@@ -136,7 +239,7 @@ def test_each_chunk_is_read_once_and_so_many_rows_are_drawn():
     store.chunks = ()
     doubts = UncertaintyDisplay.from_estimator(gm, stored, max_rows=1500)
     assert sorted(store.chunks) == list(range(10))
-    assert "1,500 of 4,000 rows" in texts(doubts.axes_[1])
+    assert "1,500 of 4,000 rows" in texts(doubts.axes_[0])
     np.testing.assert_array_equal(display.drawn.rows, doubts.drawn.rows)
 
 
@@ -155,8 +258,6 @@ def test_fewer_rows_than_the_bound_are_all_drawn_and_a_seed_draws_others():
 
 
 def test_the_sample_is_the_same_for_arrays_dask_and_paths_and_bounded_in_values(tmp_path, monkeypatch):
-    import dask.array as da
-
     X = rows_of(2000, 2)
     zarr.create_array(store=tmp_path / "x.zarr", data=X, chunks=(300, 2))
     gm = GaussianMixture(2, random_state=0).fit(X)
@@ -207,18 +308,19 @@ def test_of_many_components_the_heaviest_are_drawn_and_the_picture_says_so():
 
 def test_convergence_is_drawn_against_work_and_iterations():
     X = rows_of(3000, 3)
-    gm = GaussianMixture(3, algorithm=EMTau(tau=3), random_state=0).fit(X)
+    gm = GaussianMixture(3, algorithm=EMTau(tau=3), random_state=0).fit(da.from_array(X, chunks=(1000, 3)))
     display = ConvergenceDisplay.from_estimator(gm)
     work = [sum(r.active_rows / r.rows for r in gm.history_[: i + 1]) for i in range(gm.n_iter_)]
     np.testing.assert_allclose(display.positions, work)
     assert work[-1] == pytest.approx(gm.history_.work)
-    bound, _, share, read = display.axes_
+    assert display.panels == ("log-likelihood", "gain", "rows", "bytes")
+    bound, _, scored, read = display.axes_
     points = np.concatenate([drawn.get_offsets() for drawn in bound.collections])
     expected = sorted(zip(work, gm.lower_bounds_, strict=True))
     np.testing.assert_allclose(np.array(sorted(points.tolist())), expected)
-    tops = [bar.get_height() for bar in share.patches]
-    np.testing.assert_allclose(tops, [100 * r.active_rows / r.rows for r in gm.history_])
-    np.testing.assert_allclose([bar.get_x() + bar.get_width() for bar in share.patches], work)
+    tops = [bar.get_height() for bar in scored.patches]
+    np.testing.assert_allclose(tops, [r.active_rows / r.rows for r in gm.history_])
+    np.testing.assert_allclose([bar.get_x() + bar.get_width() for bar in scored.patches], work)
     unit = {"kB": 1e3, "MB": 1e6, "bytes": 1}[read.get_ylabel()]
     np.testing.assert_allclose(
         [bar.get_height() * unit for bar in read.patches], [r.bytes_read for r in gm.history_]
@@ -227,10 +329,11 @@ def test_convergence_is_drawn_against_work_and_iterations():
     np.testing.assert_allclose(by_number.positions, np.arange(1, gm.n_iter_ + 1))
 
 
-def test_refused_steps_estimates_and_gaps_are_told_apart():
-    def record(i, bound, **more):
-        return IterationRecord(i, bound, 100, more.pop("full", True), 1, 0, 8, 0.1, 100, **more)
+def record(i, bound, *, full=True, scored=100, **more):
+    return IterationRecord(i, bound, scored, full, 1, 0, more.pop("read", 8), 0.1, 100, **more)
 
+
+def test_refused_steps_estimates_and_gaps_are_told_apart():
     history = FitHistory(
         (
             record(1, -3.0, full=False),
@@ -241,12 +344,58 @@ def test_refused_steps_estimates_and_gaps_are_told_apart():
     )
     display = ConvergenceDisplay.from_history(history)
     legend = [text.get_text() for text in display.axes_[0].get_legend().get_texts()]
-    assert legend == ["of all rows", "estimate from a sample", "refused step"]
+    assert legend == ["all rows", "some of the rows", "refused step"]
     counts = [len(drawn.get_offsets()) for drawn in display.axes_[0].collections]
     assert counts == [2, 1, 1]
     gaps = [value for line in display.axes_[1].lines for value in line.get_ydata()]
     np.testing.assert_allclose(gaps, [0.5, 1e-4, 2.0 - 1.9])
     assert display.axes_[1].get_yscale() == "log"
+
+
+def test_the_run_that_was_kept_is_a_line_and_other_starts_are_points():
+    """Three starts on a sample, of which the second ends highest, a larger sample, then all rows."""
+    bounds = {
+        "first": [-5.0, -4.0, -3.9], "second": [-5.2, -3.5, -3.4], "third": [-5.1, -4.2],
+        "larger": [-3.6, -3.5], "all": [-3.52, -3.51, -3.505],
+    }  # fmt: skip
+    scored = {"first": 10, "second": 10, "third": 10, "larger": 40, "all": 100}
+    records = [
+        record(0, bound, full=part == "all", scored=scored[part])
+        for part, several in bounds.items()
+        for bound in several
+    ]
+    display = ConvergenceDisplay.from_history(FitHistory(tuple(records)))
+    drawn = [[*line.get_ydata()] for line in display.axes_[0].lines]
+    points = [each for each in drawn if len(each) == 1]
+    assert sorted(points) == [[-4.2], [-3.9]]
+    assert [each for each in drawn if len(each) > 1] == [bounds["second"], bounds["larger"], bounds["all"]]
+    assert list(np.flatnonzero(~display.kept)) == [0, 1, 2, 6, 7]
+
+
+def test_no_line_runs_between_samples_and_passes_over_all_rows():
+    bounds = [
+        (-3.0, True),
+        (-2.8, False),
+        (-2.7, False),
+        (-2.9, True),
+        (-2.6, False),
+        (-2.5, False),
+        (-2.85, True),
+    ]
+    records = [record(0, bound, full=full, scored=100 if full else 5) for bound, full in bounds]
+    display = ConvergenceDisplay.from_history(FitHistory(tuple(records)))
+    lines = [[*line.get_ydata()] for line in display.axes_[0].lines]
+    assert lines == [[-3.0, -2.9, -2.85], [-2.8, -2.7], [-2.6, -2.5]]
+
+
+def test_panels_that_would_be_empty_are_left_out():
+    display = ConvergenceDisplay.from_history(FitHistory((record(1, -2.0, read=0),)))
+    assert display.panels == ("log-likelihood", "rows")
+    assert len(display.axes_) == 2
+    X = np.repeat([[0.0, 0.0], [100.0, 0.0]], 50, axis=0) + rows_of(100, 2, centres=((0, 0),))
+    certain = UncertaintyDisplay.from_estimator(GaussianMixture(2, random_state=0).fit(X), X)
+    assert certain.panels == ("certainty",)
+    assert len(certain.axes_) == 1
 
 
 def test_first_bounds_far_below_are_left_out_and_counted():
@@ -260,16 +409,22 @@ def test_first_bounds_far_below_are_left_out_and_counted():
 def test_given_axes_are_used_or_divided():
     from matplotlib import pyplot as plt
 
-    gm = GaussianMixture(2, random_state=0).fit(rows_of(200, 2))
+    X = rows_of(200, 2)
+    history = FitHistory((record(1, -3.0), record(2, -2.0, gap=0.1)))
     figure, axes = plt.subplots(2, 2)
-    display = ConvergenceDisplay.from_estimator(gm, ax=axes)
+    display = ConvergenceDisplay.from_history(history, ax=axes)
     assert [*display.axes_] == [*axes.ravel()]
     assert display.figure_ is figure
     figure, (left, right) = plt.subplots(1, 2)
-    assert ConvergenceDisplay.from_estimator(gm, ax=left).figure_ is figure
-    assert ComponentsDisplay.from_estimator(gm, rows_of(200, 2), ax=right).ax_ is right
+    assert ConvergenceDisplay.from_history(history, ax=left).figure_ is figure
+    gm = GaussianMixture(2, random_state=0).fit(X)
+    assert ComponentsDisplay.from_estimator(gm, X, ax=right).ax_ is right
     with pytest.raises(InvalidDataError, match="ax holds 2 axes, but 4"):
-        ConvergenceDisplay.from_estimator(gm, ax=[left, right])
+        ConvergenceDisplay.from_history(history, ax=[left, right])
+    _, axes = plt.subplots(2, 2)
+    fewer = ConvergenceDisplay.from_history(FitHistory((record(1, -2.0, read=0),)), ax=axes)
+    assert [*fewer.axes_] == [*axes[0]]
+    assert not axes[1, 0].axison
 
 
 def candidate(k, covariance_type, **criteria):
@@ -308,11 +463,11 @@ def test_a_selection_without_the_criterion_is_refused(criterion, message):
         ({"features": ["z"]}, "no feature 'z'.*0 to 1"),
         ({"features": 2}, "no feature 2"),
         ({"features": -1}, "no feature -1"),
-        ({"features": [0, 0]}, "one feature or two different"),
-        ({"features": [0, 1, 1]}, "one feature or two different"),
+        ({"features": [0, 0]}, "from one to 2 different features"),
+        ({"features": [0, 1, 1]}, "from one to 2 different features"),
         ({"features": 1.5}, "no feature 1.5"),
         ({"max_rows": 0}, "max_rows is 0; it must be an integer of at least 1"),
-        ({"sample_weight": [1.0]}, "sample_weight has 1 values, X has 50 rows"),
+        ({"sample_weight": [1.0]}, "sample_weight has 1 value, X has 50 rows"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(given, message):
@@ -350,6 +505,7 @@ def test_names_of_features_are_drawn_as_they_are(names, tmp_path):
         ComponentsDisplay.from_estimator(gm, X),
         *(ComponentsDisplay.from_estimator(gm, X, features=name) for name in names),
         UncertaintyDisplay.from_estimator(gm, X),
+        PairsDisplay.from_estimator(gm, X),
     ):
         display.figure_.savefig(tmp_path / "picture.svg")
         written = (tmp_path / "picture.svg").read_text()
@@ -365,6 +521,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
         lambda: ConvergenceDisplay.from_estimator(gm),
         lambda: ComponentsDisplay.from_estimator(gm, rows_of(50, 2)),
         lambda: UncertaintyDisplay.from_estimator(gm, rows_of(50, 2)),
+        lambda: PairsDisplay.from_estimator(gm, rows_of(50, 2)),
         lambda: SelectionDisplay.from_selection(SimpleNamespace(table_=[candidate(1, "full", bic=1.0)])),
     ):
         with pytest.raises(MissingPackageError, match=r"pip install 'emtau_dask\[plot\]'"):

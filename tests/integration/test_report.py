@@ -19,14 +19,8 @@ from emtau_dask import GaussianMixture
 from emtau_dask.em import FitHistory
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.row_sample import drawn_rows
-from emtau_dask.report.content import (
-    Subject,
-    compared,
-    gap_meaning,
-    share_between_components,
-    tables_of,
-    warnings_of,
-)
+from emtau_dask.estimator.summary import share_text
+from emtau_dask.report.content import Subject, summary_of_rows, tables_of, warnings_of
 from emtau_dask.report.page import report_page
 
 EVIL = "<script>alert(1)</script>"
@@ -100,12 +94,12 @@ def test_a_report_of_a_folder_a_model_and_a_checkpoint(run, place):
     assert "report written to out.html" in result.output
     page, model = page_at("out.html"), GaussianMixture.load(str(run / "model.zarr"))
     assert [
-        text for text in ("The fit converged.", "900 rows", "2 components", "passes") if text not in page.text
+        text for text in ("Converged", "900 rows", "2 components", "passes") if text not in page.text
     ] == []
     assert f"{model.lower_bound_:.9g}" in page.text
     for k in range(2):
         assert f"{model.weights_[k]:.4f}" in page.text
-        assert f"{model.means_[k, 0]:.4g} ± {np.sqrt(model.covariances_[k, 0, 0]):.3g}" in page.text
+        assert f"{model.means_[k, 0]:.2f} ± {np.sqrt(model.covariances_[k, 0, 0]):.2f}" in page.text
     assert "The data were not at hand" in page.text
     assert len(page.of("svg")) == 4
     knows_config = place != "runs/points/model.zarr"
@@ -142,7 +136,7 @@ def test_data_are_shown_where_they_are_given(run):
     assert result.exit_code == 0, result.output
     page = page_at("out.html")
     assert len(page.of("svg")) == 7
-    assert "900 of 900 rows, drawn at random" in page.text
+    assert "in all 900 rows" in page.text
 
 
 def test_recorded_data_are_read_only_where_that_is_asked_for(run, fitted):
@@ -198,7 +192,7 @@ def test_pictures_have_ids_of_their_own_and_styles_that_end_with_them(n, d):
     assert len(page.of("svg")) == 7
     check_names(page, html)
     assert len(page.of("style")) == 1
-    for word in ("Lower bound", "Where rows are between components", "feature 0", "nats per row"):
+    for word in ("Log-likelihood per row", "How sure rows are", "feature 0", "Could still gain"):
         assert word in page.text
     assert html == report_page(Subject(gm, "x", "x", drawn=drawn_rows(gm, X, size=n, seed=0)))
 
@@ -276,29 +270,15 @@ def test_many_features_are_folded_and_the_most_telling_come_first():
     X[:200, 7] += 9
     X[:200, 3] += 5
     gm = GaussianMixture(2, covariance_type="diag", random_state=0).fit(X)
-    tables = tables_of(Subject(gm, "x", "x"))
+    tables = tables_of(Subject(gm, "x", "x"), gm.summary())
     assert tables.order[:2] == ("feature 7", "feature 3")
-    assert tables.components.headings[2:4] == ("feature 7", "feature 3")
-    assert len(tables.components.headings) == 2 + 6
+    assert tables.components.headings[4:6] == ("feature 7", "feature 3")
+    assert len(tables.components.headings) == 4 + 6
     assert [row[0] for row in tables.means.rows[:2]] == ["feature 7", "feature 3"]
     assert len(tables.means.rows) == 12
     page = Page(report_page(Subject(gm, "x", "x")))
     assert "All features" in page.text
     assert "separate components best: feature 7, feature 3" in page.text
-
-
-def test_share_between_components_is_the_share_of_variance_between_components():
-    """By the law of total variance, from draws of the mixture."""
-    rng = np.random.default_rng(0)
-    weights, means = np.array([0.2, 0.3, 0.5]), rng.normal(scale=2, size=(3, 4))
-    variances = rng.uniform(0.5, 3, size=(3, 4))
-    labels = rng.choice(3, size=400_000, p=weights)
-    rows = rng.normal(means[labels], np.sqrt(variances[labels]))
-    expected = 1 - sum((labels == k).mean() * rows[labels == k].var(axis=0) for k in range(3)) / rows.var(
-        axis=0
-    )
-    np.testing.assert_allclose(share_between_components(weights, means, variances), expected, atol=0.005)
-    np.testing.assert_array_equal(share_between_components(np.ones(1), np.ones((1, 2)), np.ones((1, 2))), 0)
 
 
 def test_large_mixtures_make_bounded_pages():
@@ -318,12 +298,24 @@ def test_large_mixtures_make_bounded_pages():
 def test_the_rows_that_components_label_are_those_of_scikit_learn():
     X = rows_of(600)
     gm = GaussianMixture(2, random_state=0).fit(X)
-    tables = tables_of(Subject(gm, "x", "x", drawn=drawn_rows(gm, X, size=10**6, seed=0)))
+    subject = Subject(gm, "x", "x", drawn=drawn_rows(gm, X, size=10**6, seed=0))
+    summary = summary_of_rows(subject)
     twin = gm.to_sklearn().predict_proba(X)
     labels = twin.argmax(axis=1)
-    for k, row in enumerate(tables.components.rows):
-        assert row[2] == f"{(labels == k).mean():.1%}"
-        assert row[3] == f"{(twin[labels == k].max(axis=1) >= 0.9).mean():.1%}"
+    assert summary.rows_by == "label"
+    for k, row in enumerate(tables_of(subject, summary).components.rows):
+        assert row[2] == f"{(labels == k).sum():,}"
+        share = (twin[labels == k].max(axis=1) >= 0.9).mean()
+        assert summary.components[k].certain == pytest.approx(share)
+        assert row[3] == share_text(share)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(1.0, "100%"), (0.9999, ">99%"), (0.42, "42%"), (1e-4, "<1%"), (0.0, "0%"), (np.nan, "-")],
+)
+def test_only_all_rows_are_called_100_percent(share, text):
+    assert share_text(share) == text
 
 
 def test_warnings_name_what_a_reader_must_know():
@@ -331,28 +323,24 @@ def test_warnings_name_what_a_reader_must_know():
     gm = GaussianMixture(3, max_iter=2, random_state=0, n_init=1, tol=0)
     with pytest.warns(Warning, match="converge"):
         gm.fit(X)
-    told = " ".join(warnings_of(Subject(gm, "x", "x")))
-    assert "reached max_iter = 2" in told
-    assert "1 component with very few rows for 3 features" in told
-    constant = np.column_stack([rows_of(100, 1)[:, 0], np.zeros(100)])
-    flat = GaussianMixture(1).fit(constant)
-    assert "hardly more than reg_covar = 1e-06: 0" in " ".join(warnings_of(Subject(flat, "x", "x")))
+    assert "reached max_iter = 2" in " ".join(warnings_of(Subject(gm, "x", "x")))
+    assert "Few rows for 3 features: component" in Page(report_page(Subject(gm, "x", "x"))).text
     assert warnings_of(Subject(GaussianMixture(2, random_state=0).fit(rows_of()), "x", "x")) == []
     unfinished = Subject(gm, "x", "x", finished=False)
     assert "The run has not ended" in " ".join(warnings_of(unfinished))
     assert "Not finished" in Page(report_page(unfinished)).text
 
 
-def test_the_gap_is_compared_with_sampling_error():
-    gm = GaussianMixture(2, random_state=0, algorithm="em", tol=1e-6).fit(rows_of())
-    text = gap_meaning(Subject(gm, "x", "x"))
-    parameters = 2 * (3 + 6) + 1
-    assert f"{gm.gap_:.2g} nats per row below" in text
-    assert f"{parameters / (2 * 900):.2g} nats per row open" in text
-    assert compared(1e-4, 2e-8) == "5,000 times the gap"
-    assert compared(1e-6, 1e-4) == "less than the gap, by a factor of 100"
-    gm.gap_ = float("nan")
-    assert "no estimate" in gap_meaning(Subject(gm, "x", "x"))
+def test_what_was_found_stands_before_how_it_ran(run):
+    emtau("report", run, "out.html", "--data", "points.zarr")
+    page = page_at("out.html")
+    headings = [attributes["id"] for tag, attributes in page.elements if tag == "h2"]
+    assert headings == ["found", "trust", "course", "again"]
+    first_table = next(i for i, (tag, _) in enumerate(page.elements) if tag == "table")
+    first_picture = next(i for i, (tag, _) in enumerate(page.elements) if tag == "svg")
+    first_figure = next(i for i, (tag, _) in enumerate(page.elements) if tag == "dl")
+    assert first_table < first_picture < first_figure
+    assert page.text.count("nats") == 2  # the log-likelihood, and the axis of its picture
 
 
 def test_a_fit_without_iterations_has_a_report():
@@ -377,7 +365,7 @@ def test_fit_writes_the_report_that_its_output_asks_for(workplace):
     assert json.loads(result.output[result.output.index("{") :])["report"] == "out/report.html"
     page = page_at("out/report.html")
     assert len(page.of("svg")) == 7
-    assert "900 of 900 rows" in page.text
+    assert "in all 900 rows" in page.text
     assert "numpy" in page.text
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import shlex
-import sys
 import uuid
 from dataclasses import replace
 
@@ -15,10 +14,9 @@ import zarr
 from commands import emtau
 
 from emtau_dask import ConfigError, GaussianMixture, select_components
-from emtau_dask.cli.console import console_on
 from emtau_dask.cli.main import CRITERIA, SHARED
 from emtau_dask.cli.options import OPTIONS
-from emtau_dask.cli.select import numbers_of, selection_table
+from emtau_dask.cli.select import numbers_of
 from emtau_dask.selection import CandidateRecord, SelectionTable
 from emtau_dask.selection.criteria import CRITERIA as KNOWN
 
@@ -56,8 +54,13 @@ def test_it_finds_what_python_finds(place):
         for name in theirs.keys() - {"seconds"}:
             value = getattr(ours, name)
             assert theirs[name] == (pytest.approx(value, rel=1e-10) if isinstance(value, float) else value)
-    assert values["fit"] is None
-    assert sorted(path.name for path in place.iterdir()) == ["m.zarr"]
+    assert values["fit"]["model"] == "runs/m/model.zarr"
+    assert sorted(path.name for path in (place / "runs" / "m").iterdir()) == [
+        "labels.zarr",
+        "model.zarr",
+        "selection",
+        "selection.json",
+    ]
 
 
 def test_its_results_are_a_model_labels_and_a_table(place):
@@ -72,14 +75,15 @@ def test_its_results_are_a_model_labels_and_a_table(place):
     assert values["passes"]["sample"] == values["passes"]["scoring"] == 1
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
     assert result.stdout.isascii()
-    assert "best by BIC: 3 components, full" in result.stdout
+    assert "best by BIC: 3 components, full covariance" in result.stdout
     assert "passes over 600 rows: 1 for the sample, 1 for scores, " in result.stdout
     assert "table saved in out/selection.json" in result.stdout
+    assert "next: emtau inspect out, or emtau predict out DATA OUT.zarr" in result.stdout
     predicted = emtau("predict", "out", "m.zarr", "again.zarr")
     assert predicted.exit_code == 0, predicted.output
 
 
-def test_a_wide_table_stays_whole_within_80_columns(capsys):
+def test_a_wide_table_stays_whole_within_80_columns():
     """Of 10⁹ rows, with the longest type, a hundred components and a candidate that collapsed."""
     big = CandidateRecord(100, "tied_spherical", 23_456, -123.456, 2.5e11, 2.4e11, 2.6e11, -123.457)
     records = (
@@ -87,8 +91,7 @@ def test_a_wide_table_stays_whole_within_80_columns(capsys):
         replace(big, bic=2.5e11 + 9_999_999, icl=3.1e11),
         CandidateRecord(7, "full", 1, reason="x"),
     )
-    console_on(sys.stdout).print(selection_table(SelectionTable(records, "bic", 0), "a title"))
-    printed = capsys.readouterr().out
+    printed = SelectionTable(records, "bic", 0).text("a title")
     assert printed.isascii()
     assert max(len(line) for line in printed.splitlines()) <= 80
     assert [line.split()[0] for line in printed.splitlines()[2:5]] == ["*", "100", "!"]
@@ -106,20 +109,18 @@ def test_the_same_command_goes_on_and_another_is_refused(place):
     assert "candidates is" in line
     replaced = selected("m.zarr", "--components", "2:3", "-o", "out", "--overwrite")
     assert "best by BIC: 3" in replaced.stdout
-    assert "the largest number that was tried" in replaced.stdout
+    assert "the largest number that was tried; try larger ones, too: -k 3:6" in replaced.stdout
 
 
-@pytest.mark.parametrize("written", [True, False])
-def test_what_is_done_may_be_kept_behind_a_url(place, written, monkeypatch):
+def test_what_is_done_may_be_kept_behind_a_url(place, monkeypatch):
     url = f"memory://{uuid.uuid4().hex}/chosen"
-    options = ("m.zarr", "--components", "2:3", "--set", f"checkpoint.path={url}")
-    options += ("-o", "out") if written else ()
+    options = ("m.zarr", "--components", "2:3", "--checkpoint", url, "-o", "out")
     first = selected(*options)
     files = fsspec.filesystem("memory")
     kept = {path: files.modified(path) for path in files.find(url)}
     runs = {f"candidates/full-{number}.zarr/zarr.json" for number in (2, 3)}
     assert {path.partition("chosen/")[2] for path in kept} >= {"selection.json", *runs}
-    assert sorted(each.name for each in place.iterdir()) == ["m.zarr", *(["out"] if written else [])]
+    assert sorted(each.name for each in place.iterdir()) == ["m.zarr", "out"]
     assert not (place / "out" / "selection").exists()
     again = selected(*options)
     assert "emtau: warning: " in again.stderr
@@ -206,7 +207,9 @@ def test_no_other_texts_are_numbers(text):
         numbers_of(text)
 
 
-@pytest.mark.parametrize(("options", "said"), [((), "without -o FOLDER"), (("-o", "out"), "done is in out.")])
+@pytest.mark.parametrize(
+    ("options", "said"), [((), "done is in runs/m."), (("-o", "out"), "done is in out.")]
+)
 def test_an_interrupt_says_how_it_goes_on(options, said, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -225,7 +228,7 @@ def test_a_candidate_that_collapses_is_named():
     X[:40] += np.random.default_rng(0).normal(size=(40, 2))
     np.save("c.npy", X)
     result = selected("c.npy", "--components", "1:2", "--set", "model.reg_covar=0")
-    assert "could not be fitted: 2 full. The first: Fitting the mixture model failed" in result.stdout
+    assert "could not be fitted: K = 2 (full). The first: Fitting the mixture model failed" in result.stdout
     found = selected("c.npy", "--components", "1:2", "--set", "model.reg_covar=0", "--json")
     values = json.loads(found.stdout)
     assert values["candidates"][1]["bic"] is None

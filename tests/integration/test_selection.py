@@ -97,6 +97,20 @@ def naive_scores(mixture, rows):
     return total, -np.where(r > 0, r * np.log(np.where(r > 0, r, 1)), 0).sum(axis=1)
 
 
+def test_verbose_says_which_candidate_is_fitted(capsys):
+    chosen(verbose=1)
+    lines = capsys.readouterr().out.splitlines()
+    for number, K in enumerate((2, 3, 4)):
+        assert lines[number].startswith(
+            f"K = {K} (full), candidate {number + 1} of 3: log-likelihood per row "
+        )
+    assert lines[3].startswith("K = 3 (full), all rows: log-likelihood per row ")
+    chosen()
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ConfigError, match="verbose is 'loud'"):
+        chosen(verbose="loud")
+
+
 def test_records_are_what_a_naive_computation_finds(stored, tmp_path):
     """Of the runs that the folder keeps, on all rows; held out are those whose number is hashed above."""
     found = chosen(str(stored), [2, 3], checkpoint=tmp_path / "c")
@@ -235,7 +249,7 @@ def test_a_candidate_that_collapses_has_its_reason_and_is_never_chosen():
 
 def test_where_none_can_be_fitted_the_error_says_so():
     with pytest.raises(
-        InvalidDataError, match=r"none of the 2 candidates could be fitted\. 1 full: .*reg_covar"
+        InvalidDataError, match=r"none of 2 candidates could be fitted\. K = 1 \(full\): .*reg_covar"
     ):
         chosen(np.ones((50, 2)), [1, 2], estimator=GaussianMixture(reg_covar=0))
 

@@ -244,7 +244,7 @@ def test_ones_own_run_goes_on_with_what_an_interrupt_says(begun, tmp_path):
         "--set", f"checkpoint.path={tmp_path / 'scratch' / 'run.zarr'}",
         "--set", f'output.directory="{out}"',
     ]  # fmt: skip
-    command = [*EMTAU, "fit", str(begun / "run.yaml"), *settings]
+    command = [*EMTAU, "fit", str(begun / "run.yaml"), "-v", *settings]
     fit = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     for line in fit.stderr:
         if line.startswith("iteration 5:"):

@@ -21,7 +21,8 @@ PATIENCE = 30.0
 """Seconds within which a process has to end after the signal."""
 SETTINGS = {"model.random_state": 3, "stop.tol": 0, "stop.max_iter": 30, "checkpoint.path": "out/run.zarr"}
 FIT = (
-    "fit", "rows.zarr", "-k", "3", "-o", "out", *(f"--set={key}={value}" for key, value in SETTINGS.items()),
+    "fit", "rows.zarr", "-v", "-k", "3", "-o", "out",
+    *(f"--set={key}={value}" for key, value in SETTINGS.items()),
 )  # fmt: skip
 WAYS = {
     "two threads": ("--algorithm", "em-tau", "--workers", "2"),

@@ -249,7 +249,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
     "checkpoint and cluster": [
         ("cluster.scheduler=proceses", ["'proceses'", "nearest valid value is processes"]),
         ("cluster.scheduler=udp://a:1", ["cluster.scheduler", "tcp://HOST:PORT"]),
-        ("cluster.memory_limit=lots", ["cluster.memory_limit = 'lots'", "2GB"]),
+        ("cluster.memory_limit=lots", ["cluster.memory_limit = 'lots'", "2GiB"]),
         ("cluster.memory_limit=0", ["cluster.memory_limit = 0", "above 0"]),
         ("cluster.workers=0", ["cluster.workers = 0", "nearest valid value is 1"]),
         ("checkpoint.every=0", ["checkpoint.every = 0", "nearest valid value is 1"]),

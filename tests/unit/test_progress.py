@@ -54,6 +54,7 @@ class Terminal(io.StringIO):
 
 
 def report_two_iterations(observer: FitObserver) -> None:
+    observer.part("start 1 of 2")
     observer.stage("k-means 1", 4)
     observer.chunks_done(1)
     observer.stage("iteration 1", 4)
@@ -63,27 +64,45 @@ def report_two_iterations(observer: FitObserver) -> None:
     observer.note("chunk sizes were unknown")
 
 
-def test_lines_tell_each_iteration_and_each_other_stage() -> None:
-    out = io.StringIO()
-    report_two_iterations(Progress(Lines(out)))
+def test_lines_tell_each_part_of_a_fit_that_was_iterated_once() -> None:
+    out, clock = io.StringIO(), Clock()
+    observer = Progress(Lines(out), clock)
+    observer.part("preparing")
+    observer.stage("sample rows", 4)
+    report_two_iterations(observer)
+    clock.now = 2.6
+    observer.part("start 2 of 2")
+    observer.iteration(RECORD, PARAMETERS)
+    observer.iteration(replace(RECORD, iteration=2, lower_bound=-9.0, accepted=False), PARAMETERS)
+    clock.now = 100.0
+    observer.close(done=True)
+    observer.close(done=True)
     assert out.getvalue().splitlines() == [
-        "k-means 1: 4 chunks",
-        "iteration 1: bound -2.5, change -, gap -, active 100.0%, chunks 4/4, 0.25 s, 4k rows/s",
-        "iteration 2: bound -2.25, change +2.50e-01, gap 1.0e-03, active 12.3%, chunks 3/4, 0.25 s, "
-        "492 rows/s",
         "chunk sizes were unknown",
+        "start 1 of 2: log-likelihood per row -2.25, 2 iterations, 3 s",
+        "start 2 of 2: log-likelihood per row -2.5, 2 iterations, 0:01:37",
     ]
 
 
-def test_a_restart_has_no_change() -> None:
+def test_lines_with_details_tell_each_pass_and_iteration_too() -> None:
+    """Rows scored are in passes over the data, of which an iteration may score more than one."""
     out = io.StringIO()
-    observer = Progress(Lines(out))
+    observer = Progress(Lines(out, details=True))
     report_two_iterations(observer)
-    observer.iteration(RECORD, PARAMETERS)
-    assert "change -," in out.getvalue().splitlines()[-1]
+    observer.part("start 2 of 2")
+    observer.iteration(replace(RECORD, iteration=3, active_rows=1580), PARAMETERS)
+    assert out.getvalue().splitlines()[:4] == [
+        "k-means 1: 4 chunks",
+        "iteration 1: log-likelihood per row -2.5, rows scored: 1 passes, 4 of 4 chunks, 0.25 s, 4k rows/s",
+        "iteration 2: log-likelihood per row -2.25, changed by +2.50e-01, could still gain 1.0e-03, "
+        "rows scored: 0.123 passes, 3 of 4 chunks, 0.25 s, 492 rows/s",
+        "chunk sizes were unknown",
+    ]
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith("iteration 3: log-likelihood per row -2.5, rows scored: 1.58 passes, ")
 
 
-def test_the_live_display_is_one_line_of_share_bound_gap_active_rate_and_time(
+def test_the_live_display_is_one_line_with_all_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -99,16 +118,16 @@ def test_the_live_display_is_one_line_of_share_bound_gap_active_rate_and_time(
     finally:
         observer.close(done=True)
     for part in (
+        "start 1 of 2",
         "iteration 2",
         "33% of 3 chunks",
         "0:00:0",
-        "left",
-        "-2.25",
-        "gap 1.0e-03",
-        "12.3%",
+        "log-likelihood per row -2.25",
+        "could still gain 1.0e-03",
         "492 rows/s",
     ):
         assert part in drawn
+    assert " left" not in drawn  # of a fit nobody knows the number of iterations
     assert "chunk sizes were unknown" in drawn
     assert "\x1b[1A" not in drawn  # it never goes up a line: there is one
 
@@ -166,13 +185,19 @@ def test_a_long_pass_has_lines_by_time_not_by_chunks() -> None:
     """10,000 chunks in 100 seconds: a line each `LONG_PASS`, with the time that is left."""
     out, clock = io.StringIO(), Clock()
     observer = Progress(Lines(out), clock)
-    observer.stage("iteration 1", 10_000)
+    observer.stage("labels", 10_000)
     for _ in range(10_000):
         clock.now += 0.01
         observer.chunks_done(1)
-    lines = out.getvalue().splitlines()
+    begins, *lines = out.getvalue().splitlines()
+    assert begins == "labels: 10,000 chunks"
     assert len(lines) == int(100 / LONG_PASS)
-    assert lines[0] == "iteration 1: 30% of 10,000 chunks, 0:01:10 left"
+    assert lines[0] == "labels: 0:00:30, 30% of 10,000 chunks, 0:01:10 left"
+    observer.part("best start")
+    observer.stage("iteration 7", 10_000)
+    clock.now += LONG_PASS
+    observer.chunks_done(5_000)
+    assert out.getvalue().splitlines()[-1] == "best start: 0:02:10, iteration 7, 50% of 10,000 chunks"
 
 
 class Notebook:
@@ -203,7 +228,7 @@ def test_a_notebook_has_one_bar_drawn_by_time_not_by_chunks() -> None:
     observer.note("<b>1</b>")
     observer.close(done=True)
     assert 'value="1.000"' in notebook.drawn[-1]
-    assert "bound -2.5" in notebook.drawn[-1]
+    assert "log-likelihood per row -2.5" in notebook.drawn[-1]
     assert "&lt;b&gt;1&lt;/b&gt;" in notebook.drawn[-1]
     assert "stopped" not in notebook.drawn[-1]
 
@@ -226,14 +251,16 @@ def test_the_log_has_full_passes_at_info_and_the_rest_at_debug(caplog: pytest.Lo
     observer = Progress()
     report_two_iterations(observer)
     observer.iteration(replace(RECORD, iteration=3, accepted=False), PARAMETERS)
+    observer.close(done=True)
     said = [(record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records]
-    assert caplog.messages[-1].endswith(", refused")
+    assert ", refused, " in caplog.messages[-2]
     assert said == [
         ("INFO", "k-means 1"),
         ("INFO", "iteration 1"),
         ("DEBUG", "iteration 2"),
         ("INFO", "chunk sizes were unknown"),
         ("DEBUG", "iteration 3"),
+        ("INFO", "start 1 of 2"),
     ]
 
 
@@ -258,7 +285,7 @@ def test_the_log_is_written_with_a_display_and_without(shown: bool, caplog: pyte
     out = io.StringIO()
     report_two_iterations(observer_for(int(shown), out))
     assert len(caplog.messages) == 3
-    assert len(out.getvalue().splitlines()) == 4 * shown
+    assert out.getvalue() == "chunk sizes were unknown\n" * shown
 
 
 class Failing(io.StringIO):

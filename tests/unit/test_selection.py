@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy.stats import multivariate_normal
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from emtau_dask import ConfigError, GaussianMixture, select_components
+from emtau_dask.errors import MissingPackageError
 from emtau_dask.selection import CandidateRecord, Score, SelectionTable
 from emtau_dask.selection.criteria import (
     CRITERIA,
@@ -178,7 +180,7 @@ def test_what_cannot_be_asked_is_refused_before_data_are_touched():
 
 def test_candidates_ascend_within_each_type():
     found = settings([4, 2], covariance_types=("diag", "full")).candidates
-    assert [str(each) for each in found] == ["2 diag", "4 diag", "2 full", "4 full"]
+    assert [str(each) for each in found] == ["K = 2 (diag)", "K = 4 (diag)", "K = 2 (full)", "K = 4 (full)"]
     assert settings(covariance_types="diag").candidates[0].covariance_type == "diag"
 
 
@@ -225,15 +227,26 @@ COLLAPSED = CandidateRecord(3, "full", 17, seconds=0.1, reason="component 2 coll
 TABLE = SelectionTable((RECORD, COLLAPSED), "bic", 0)
 
 
+def test_the_table_is_printed_without_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    caption, headings, first, second = str(TABLE).splitlines()
+    assert caption == repr(TABLE)
+    assert headings.split()[:4] == ["K", "type", "p", "log-lik./row"]
+    assert first.split() == ["*", "2", "full", "11", "-3.5", "0", "0", "0", "-3.6"]
+    assert second.split() == ["!", "3", "full", "17", "-", "-", "-", "-", "-"]
+    with pytest.raises(MissingPackageError, match=r"pip install pandas. Without it print\(table_\)"):
+        TABLE.to_frame()
+
+
 def test_the_table_is_a_sequence_of_records_with_a_short_text():
     assert list(TABLE) == [RECORD, COLLAPSED]
     assert TABLE[-1].reason
     assert TABLE[:1] == (RECORD,)
-    assert repr(TABLE) == "SelectionTable(2 candidates, best by bic: 2 full)"
+    assert repr(TABLE) == "SelectionTable(2 candidates, best by bic: K = 2 (full))"
     assert pickle.loads(pickle.dumps(TABLE)) == TABLE
     frame = TABLE.to_frame()
     assert frame["bic"].tolist()[0] == 700.0
     assert frame["reason"].tolist() == ["", "component 2 collapsed"]
     shown = TABLE._repr_html_()
     assert shown.count("<tr>") == 3
-    assert "could not be fitted" in shown
+    assert "<td>!</td>" in shown

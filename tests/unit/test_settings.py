@@ -4,10 +4,12 @@ import inspect
 import subprocess
 import sys
 from dataclasses import MISSING, FrozenInstanceError, fields
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 
+import emtau_dask
 from emtau_dask import EMTau, GaussianMixture
 from emtau_dask.em.starts import STARTS as TABLE_OF_STARTS
 from emtau_dask.mixture.covariance_types import STRUCTURES
@@ -24,6 +26,29 @@ def test_the_estimator_has_these_settings_with_these_defaults_in_this_order():
         each.name: each.default for each in fields(Settings)
     }
     assert list(taken) == [each.name for each in fields(Settings)]
+
+
+TEXTS = {
+    "covariance_type": COVARIANCE_TYPES,
+    "algorithm": ("auto", *POLICIES),
+    "tol": ("auto", "statistical"),
+    "n_init": ("auto",),
+    "init_params": STARTS,
+    "acceleration": ("auto", "quasi-newton"),
+    "missing": ("raise", "drop", "marginalise", "marginalize"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_editor_sees_the_texts_that_are_allowed(name):
+    kind = get_type_hints(GaussianMixture.__init__)[name]
+    literals = [each for each in (kind, *get_args(kind)) if get_origin(each) is Literal]
+    assert tuple(text for each in literals for text in get_args(each)) == TEXTS[name]
+    assert name == "algorithm" or all(map(CONSTRAINTS[name].holds, TEXTS[name]))
+
+
+def test_the_package_lists_its_public_names():
+    assert dir(emtau_dask) == sorted([*emtau_dask.__all__, "__version__"])
 
 
 def test_every_setting_has_a_default_that_its_constraint_allows():
