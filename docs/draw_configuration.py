@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from emtau_dask.cli.config import RunConfig
 from emtau_dask.cli.sections import Allowed, Section, sections_in
 from emtau_dask.cli.yaml import in_yaml
+from emtau_dask.constraints import MAX_ITERATIONS
 from emtau_dask.datasets import DATASETS
 from emtau_dask.policies.registry import ALGORITHMS
 from emtau_dask.settings import AUTO
@@ -28,6 +29,16 @@ PAGE = Path(__file__).parent / "configuration.md"
 COMPLETED = {"output.directory": "`runs/` and the name of the config", "algorithm.name": f"`{AUTO}`"}
 """Defaults of keys that the schema wants given, and that are added before."""
 TYPES = {str: "text", int: "integer", float: "number", bool: "true or false"}
+SHORTER = (
+    (f" and at most {MAX_ITERATIONS:,}", ""),
+    (f"{2**64 - 1:,}", "2⁶⁴ − 1"),
+    (f"{2**32 - 1:,}", "2³² − 1"),
+    (r"(an integer|a finite number) of at least (\S+) and at most ([^ ]+( − 1)?)", r"\2 to \3"),
+    (r"(an integer|a finite number) of at least (\S+)", r"≥ \2"),
+    (r"(a number )?above 0 and at most 1", "above 0, at most 1"),
+    (r"one of |a (?=list of)| as text|^a list of numbers(?= or null)", ""),
+)
+"""Words of messages, and what replaces them in a table that has a column of types."""
 KEY = re.compile(r"^(\w+(?:, \w+)*) : ")
 HEAD = """<!-- Written by docs/draw_configuration.py from the schema. -->
 # Configuration
@@ -47,9 +58,10 @@ stop:
 ```
 
 Relative paths are relative to the working directory, those of `output.model` and `output.labels` to
-`output.directory`. A key that is not listed, another type and another value are refused, with the key's full
-name and the nearest valid one. A key with a name in brackets belongs to what has that name: `algorithm.tau`
-(em-tau) to `algorithm.name: em-tau`. The entries of `algorithm.compare` have the same parameters.
+`output.directory`. Anything else than what the tables allow is refused, with the key's full name and the
+nearest valid one. A key with a name in brackets belongs to what has that name: `algorithm.tau` (em-tau) to
+`algorithm.name: em-tau`. A key whose default is `null` allows `null`. Integers are at most 10¹², where the
+table names no limit.
 """
 
 
@@ -180,16 +192,25 @@ def allowed_text(key: Key) -> str:
     said = [
         each.func.words for each in key.field.metadata if isinstance(getattr(each, "func", None), Allowed)
     ]
-    return re.sub(r"'([^']+)'", r"`\1`", "; ".join(said))
+    text = re.sub(r"'([^']+)'", r"`\1`", "; ".join(said))
+    for long, short in SHORTER:
+        text = re.sub(long, short, text)
+    return text.removesuffix(" or null") if key.field.default is None else text
+
+
+def value_text(key: Key) -> str:
+    """Return what values a key takes: what is allowed, behind its type where that is a range."""
+    kind, allowed = type_text(key.field.annotation), allowed_text(key)
+    return f"{kind.partition(' or ')[0]} {allowed}" if re.match(r"[\d≥]|above", allowed) else allowed or kind
 
 
 def table(title: str, listed: list[Key]) -> str:
     """Return a section's keys as a table."""
-    lines = [f"## {title}\n", "| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+    lines = [f"## {title}\n", "| key | value | default | meaning |", "|---|---|---|---|"]
     for key in listed:
         name = f"`{key.path}`" + (f" ({', '.join(key.variants)})" if key.variants else "")
         meaning = re.sub(r"`+([^`]+)`+", r"`\1`", key.meaning).replace("`None`", "`null`")
-        cells = [name, type_text(key.field.annotation), default_text(key), allowed_text(key), meaning]
+        cells = [name, value_text(key), default_text(key), meaning]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
 

@@ -106,17 +106,17 @@ class PassSummary:
     remaining : int
         Rows left active for the next iteration.
     change : float or None
-        Change of the lower bound since the iteration before, nats per row;
+        Change of the log-likelihood per row since the iteration before;
         None if there is none to compare with.
     tol : float
-        The fit's tolerance, nats per row.
+        The fit's tolerance for that change.
     since_reset : int
         Iterations run since every row was last made active, this one included.
     accepted : bool
         Whether the parameters that were scored are kept.
     gap, gap_at_reset : float
-        Estimated nats per row between the bound of the scored rows and its optimum: after this iteration, and
-        after the last full pass, both as estimated now. NaN without an estimate.
+        How much the log-likelihood per row could still gain: after this iteration, and after the last full
+        pass, both as estimated now. NaN without an estimate.
     failures : int
         Number of cycles of partial passes that lowered the bound of all rows, or hardly raised it.
     """

@@ -42,8 +42,8 @@ class EMSampled(BuiltInPolicy):
     share : float in (0, 1], default=0.0625
         Approximate share of the rows that stay active.
     most : int, default=40
-        Maximum partial passes between full passes. A full pass follows as soon as less than 3% of the
-        estimated gap is left.
+        Maximum partial passes between full passes. A full pass follows as soon as less than 3% of
+        what the fit could still gain is left.
 
     Notes
     -----

@@ -7,10 +7,7 @@ from documentation import DOCS, script
 
 draw = script("draw_architecture")
 PACKAGE = DOCS.parent / "emtau_dask"
-PAGES = {
-    page: (DOCS / page).read_text(encoding="utf-8")
-    for page in ("architecture.md", "glossary.md", "recipes.md")
-}
+PAGES = {page: (DOCS / page).read_text(encoding="utf-8") for page in ("architecture.md", "recipes.md")}
 PAGE = PAGES["architecture.md"]
 NAMED = re.compile(r"`((?:\w+/)+(?:\w+\.py)?)`")
 """Paths in the page: folders end in a slash, modules in `.py`."""
