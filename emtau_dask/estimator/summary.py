@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from dask.utils import format_bytes
 from numpy.typing import NDArray
 
 from emtau_dask.errors import counted, html_table, one_line, shown
@@ -179,7 +180,7 @@ class FitSummary:
     def _course_lines(self) -> list[str]:
         course = f"{counted(self.n_iter, 'iteration')}, {self.work:.4g} passes over {self.rows:,} rows"
         return [
-            f"ran: {course}, {self.seconds:.3g} s, {self.bytes_read / 1e6:,.1f} MB read",
+            f"ran: {course}, {self.seconds:.3g} s, {format_bytes(self.bytes_read)} read",
             *(f"note: {one_line(note)}" for note in self.notes),
         ]
 

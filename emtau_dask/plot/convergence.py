@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 AGAINST = {"work": "rows scored (passes over the data)", "iteration": "iteration"}
-UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
+UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 WIDE = 30.0
 """Minimum ratio of shares of rows for a logarithmic axis."""
 FALL = 1e-3

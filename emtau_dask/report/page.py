@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
+from dask.utils import format_bytes
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
@@ -257,7 +258,7 @@ def _course(summary: FitSummary) -> dict[str, str]:
         "Iterations": f"{summary.n_iter:,}",
         "Rows scored": f"{summary.work:.4g} passes over the data",
         "Iterating took": f"{summary.seconds:.3g} s",
-        "Read": f"{summary.bytes_read / 1e6:,.1f} MB",
+        "Read": format_bytes(summary.bytes_read),
     }
 
 

@@ -321,7 +321,7 @@ def test_convergence_is_drawn_against_work_and_iterations():
     tops = [bar.get_height() for bar in scored.patches]
     np.testing.assert_allclose(tops, [r.active_rows / r.rows for r in gm.history_])
     np.testing.assert_allclose([bar.get_x() + bar.get_width() for bar in scored.patches], work)
-    unit = {"kB": 1e3, "MB": 1e6, "bytes": 1}[read.get_ylabel()]
+    unit = {"KiB": 2**10, "MiB": 2**20, "bytes": 1}[read.get_ylabel()]
     np.testing.assert_allclose(
         [bar.get_height() * unit for bar in read.patches], [r.bytes_read for r in gm.history_]
     )
