@@ -102,10 +102,8 @@ class MomentSpace:
         structure, factors = self.structure, parameters.precisions_cholesky
         K, d = self.origins.shape
         roots = np.sqrt(parameters.weights)[:, np.newaxis]
-        whitened = firsts.copy()
-        for vector in whitened.reshape(-1, K, d):  # One by one, since BLAS rounds several rows otherwise.
-            for k in range(K):
-                structure.whiten(vector[k : k + 1], factors, k)
+        whitened = firsts.reshape(-1, K, d).copy()
+        structure.whiten_each(whitened, factors)
         each = zip(seconds.reshape(-1, *structure.shape(K, d)), weights.reshape(-1, K), strict=True)
         squares = np.array([structure.standardised(*one, factors, d) for one in each])
         if not structure.shared:
