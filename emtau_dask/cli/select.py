@@ -264,6 +264,11 @@ def selection_lines(selection: ComponentSelection) -> list[str]:
     if reasons:
         which = ", ".join(f"{each.n_components} {each.covariance_type}" for each in reasons)
         lines.append(f"could not be fitted: {which}. The first: {reasons[0].reason}")
+    split = [f"{each.n_components} {each.covariance_type}" for each in selection.table_ if each.split_from]
+    if split:
+        lines.append(
+            f"fitted from a split of a smaller mixture, which was better at first: {', '.join(split)}"
+        )
     edge = {each.n_components for each in selection.table_}
     if len(edge) > 1 and selection.best_n_components_ == max(edge):
         lines.append("the best is the largest number that was tried; try larger ones, too")

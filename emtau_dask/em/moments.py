@@ -127,9 +127,13 @@ class MomentSpace:
     def _add_sums(self, seconds: Floats, weights: Floats, vectors: Floats) -> None:
         """Add ``Σ_i weights_i · vectors_i vectors_iᵀ`` of each component; i is the first axis."""
         (K, d), several = self.origins.shape, weights.shape[1:-1]
-        if not self.structure.shared:  # The components of several vectors of moments are as so many components.
+        if (
+            not self.structure.shared
+        ):  # The components of several vectors of moments are as so many components.
             flat = seconds.reshape(-1, *self.structure.shape(K, d)[1:])
-            self.structure.add_outer(flat, weights.reshape(len(weights), -1), vectors.reshape(len(weights), -1, d))
+            self.structure.add_outer(
+                flat, weights.reshape(len(weights), -1), vectors.reshape(len(weights), -1, d)
+            )
             seconds[...] = flat.reshape(seconds.shape)
             return
         for one in np.ndindex(several):

@@ -11,6 +11,7 @@ from emtau_dask.em.history import frame_of
 from emtau_dask.errors import html_table
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.selection.criteria import Score, SelectionSettings, expected_loss
+from emtau_dask.selection.fits import SampleFits
 
 HEADINGS = ("K", "covariance", "p", "log-lik.", "BIC", "AIC", "ICL", "held out", "")
 """Headings of the columns of `CandidateRecord.cells`."""
@@ -40,6 +41,9 @@ class CandidateRecord:
         Of the iterations of the fit to the sample; wall-clock time.
     reason : str
         Why it could not be fitted; "" if it was.
+    split_from : int
+        Components of the smaller candidate whose split the fit to the sample began with, since other starts
+        ended below that candidate's likelihood; 0 if it began otherwise.
     """
 
     n_components: int
@@ -54,6 +58,7 @@ class CandidateRecord:
     converged: bool = False
     seconds: float = 0.0
     reason: str = ""
+    split_from: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):  # One object for all, so that records without values can be equal.
@@ -73,13 +78,15 @@ class CandidateRecord:
             return (*begin, "", "", "", "", "", "could not be fitted")
         criteria = (self.bic, self.aic, self.icl)
         held_out = "" if math.isnan(self.held_out) else f"{self.held_out:.6g}"
-        note = "" if self.converged else "not converged"
+        notes = [] if self.converged else ["not converged"]
+        if self.split_from:
+            notes.append(f"from a split of K = {self.split_from}")
         return (
             *begin,
             f"{self.log_likelihood:.6g}",
             *(f"{value:.8g}" for value in criteria),
             held_out,
-            note,
+            ", ".join(notes),
         )
 
 
@@ -216,7 +223,7 @@ class ComponentSelection:
 
 def result_of(
     settings: SelectionSettings,
-    fits: Mapping[str, GaussianMixture],
+    found: SampleFits,
     scores: Mapping[str, Score],
     reasons: Mapping[str, str],
     finals: Mapping[str, GaussianMixture],
@@ -224,7 +231,7 @@ def result_of(
 ) -> ComponentSelection:
     """Return the result of a selection; the first of equal finalists is best.
 
-    All mappings are by the names of candidates. ``fits`` are those to the sample, ``finals`` those to all
+    All mappings are by the names of candidates. ``found`` are the fits to the sample, ``finals`` those to all
     rows, without scores if there is only one. ``reasons`` say why others collapsed, on either.
     """
     best = next(iter(finals))
@@ -238,9 +245,11 @@ def result_of(
         record = CandidateRecord(
             candidate.n_components, candidate.covariance_type, p, reason=reasons.get(name, "")
         )
-        if name in fits:
+        if name in found.fits:
             record = replace(
-                _scored(record, fits[name], scores[name]), expected_loss=expected_loss(p, sample_rows, n_rows)
+                _scored(record, found.fits[name], scores[name]),
+                expected_loss=expected_loss(p, sample_rows, n_rows),
+                split_from=found.split_from.get(name, 0),
             )
         records[name] = record
     for name, score in final_scores.items():
