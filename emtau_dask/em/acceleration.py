@@ -414,7 +414,6 @@ def _slope(space: MomentSpace, point: EvaluatedPoint, step: Floats) -> float:
 
 def _with_origins(space: MomentSpace, state: QuasiNewtonState, origins: Floats) -> QuasiNewtonState:
     """Return the same with all moments about other origins."""
-
     point = state.point
     assert point is not None
     known = (part for pair in state.pairs for part in (pair.step, pair.decrease))

@@ -47,8 +47,8 @@ MAX_INTERPRETED = 2**18
 """Maximum products of features and coefficients of a chunk that take less time than Python's own work for the
 chunk, during which the interpreter's lock is held (`benchmarks/small_chunks.py`)."""
 MAX_ALONE = 2**24
-"""The same for a pass over a single chunk, which no other thread could shorten; they take milliseconds, and an
-interrupt waits for them."""
+"""The same for a pass over a single chunk, which no other thread could shorten. They take milliseconds, for
+which an interrupt waits."""
 
 
 def chunk_costs(source: Source) -> dict[int, float]:

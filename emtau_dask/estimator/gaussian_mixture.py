@@ -45,11 +45,11 @@ class GaussianMixture(ConditionedMixture):
     max_iter : int, default=500
         Maximum number of M-steps, whatever share of the rows was scored. At most half of them are on samples.
     n_init : int or "auto", default="auto"
-        Number of starts; the fitted attributes are those of the start with the best final bound.
-        If all starting parameters are given there is one start. If a fit begins on samples, the starts are
-        compared on the first sample, and only the best continues. ``"auto"`` is 1, but 8 or 16 if
-        ``algorithm="auto"`` begins on a sample, and 3 if there are so few rows for each parameter that runs
-        are annealed. Then each start, also a given one, has one run with annealing and one without.
+        Number of starts. With ``algorithm="auto"`` they are compared on a small sample, or on all rows if
+        these are few, and only the best continues; other algorithms continue all and keep the best.
+        ``"auto"`` is 3 to 16 starts for ``algorithm="auto"``, by the shape of the data, and 1 for other
+        algorithms, for one component, and for large data that have fewer rows than parameters. If all
+        starting parameters are given there is one start.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
         Each needs bounded memory, and gives the same start for the same seed under any chunking.
         ``"k-means++"`` and ``"random_from_data"`` assign every row to its nearest seed.

@@ -40,8 +40,6 @@ from emtau_dask.storage.commits import check_startable, holds_run
 from emtau_dask.storage.objects import ObjectStore, copy_new
 from emtau_dask.storage.stores import ZarrStoreObjects
 
-Start = Callable[[], dict[str, Any] | None]
-"""Returns the starting parameters of a run, empty if the run finds its own; None if there are none."""
 STARTS, SHORT = 8, 30
 """Number of short runs of a candidate on a small sample, and their iterations."""
 
@@ -91,44 +89,58 @@ def fit_candidates(
     """
     fits: dict[str, GaussianMixture] = {}
     split_from: dict[str, int] = {}
-    reasons = dict(entry.reasons)
     best: dict[str, GaussianMixture] = {}
-
-    def run(name: str, estimator: GaussianMixture, start: Start = dict) -> GaussianMixture | None:
-        """Return the fit of a run; None if it collapsed, or has no start."""
-        if name in entry.reasons:
-            return None
-        place = None if checkpoint is None else checkpoint.run("candidates", name)
-        try:
-            with _here(problem.executor):
-                return _fitted_to_sample(estimator, start, sample, place)
-        except SingularComponentError as error:
-            reasons[name] = str(error)
-            return None
-
+    runs = _Runs(entry, sample, checkpoint, problem.executor, dict(entry.reasons))
     for number, candidate in enumerate(settings.candidates, 1):
         name, smaller = candidate.name, best.get(candidate.covariance_type)
-        estimator = partial(settings.estimator, candidate)
-        found = run(name, estimator(entry.seeds[1]))
+        estimator, seed = partial(settings.estimator, candidate), entry.seeds[1]
+        found = runs.fitted(name, estimator(seed))
         if smaller is not None and not _at_least(found, smaller):
-            start = partial(_split, smaller, sample, candidate.n_components)
-            again = run(f"{name}-split", estimator(entry.seeds[1]), start)
-            if again is not None and (found is None or not _at_least(found, again)):
-                found, split_from[name] = again, len(smaller.means_)
-        if found is None:
-            found = run(f"{name}-again", estimator(entry.seeds[1] + 1))
+            split = runs.fitted(f"{name}-split", estimator(seed), smaller)
+            if split is not None and (found is None or not _at_least(found, split)):
+                found, split_from[name] = split, len(smaller.means_)
+        found = found or runs.fitted(f"{name}-again", estimator(seed + 1))
         result = "could not be fitted"
         if found is not None:
             fits[name] = found
-            if smaller is None or _at_least(found, smaller):
-                best[candidate.covariance_type] = found
+            best[candidate.covariance_type] = (
+                found if smaller is None or _at_least(found, smaller) else smaller
+            )
             result = f"log-likelihood {found.lower_bound_:.6g} per row of the sample"
         if name in split_from:
             result += f", from a split of the fit with {split_from[name]} components"
         problem.context.observer.note(
             f"candidate {number} of {len(settings.candidates)}, {candidate}: {result}"
         )
-    return SampleFits(fits, reasons, split_from)
+    return SampleFits(fits, runs.reasons, split_from)
+
+
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """The runs on the sample; ``reasons`` grows with those that collapse."""
+
+    entry: SelectionEntry
+    sample: Callable[[], CountedRows]
+    checkpoint: SelectionCheckpoint | None
+    executor: Executor
+    reasons: dict[str, str]
+
+    def fitted(
+        self, name: str, estimator: GaussianMixture, smaller: GaussianMixture | None = None
+    ) -> GaussianMixture | None:
+        """Return the fit of a run, from a split of ``smaller`` if that is given.
+
+        None if it collapsed, now or before it was interrupted, or if nothing can be split.
+        """
+        if name in self.entry.reasons:
+            return None
+        place = None if self.checkpoint is None else self.checkpoint.run("candidates", name)
+        try:
+            with _here(self.executor):
+                return _fitted_to_sample(estimator, self.sample, place, smaller)
+        except SingularComponentError as error:
+            self.reasons[name] = str(error)
+            return None
 
 
 def _at_least(mixture: GaussianMixture | None, other: GaussianMixture) -> bool:
@@ -136,19 +148,13 @@ def _at_least(mixture: GaussianMixture | None, other: GaussianMixture) -> bool:
     return mixture is not None and bool(mixture.lower_bound_ >= other.lower_bound_)
 
 
-def _split(
-    smaller: GaussianMixture, sample: Callable[[], CountedRows], n_components: int
-) -> dict[str, Any] | None:
-    return split_start(smaller, sample(), n_components)
-
-
 def _fitted_to_sample(
     estimator: GaussianMixture,
-    start: Start,
     sample: Callable[[], CountedRows],
     place: ObjectStore | None,
+    smaller: GaussianMixture | None,
 ) -> GaussianMixture | None:
-    """Return an estimator that is fitted to the sample; None if it has no start.
+    """Return an estimator that is fitted to the sample; None if ``smaller``, if given, cannot be split.
 
     Its run is written when it has ended, since starts and iterations on a sample take less time than commits.
     """
@@ -157,10 +163,11 @@ def _fitted_to_sample(
         mixture = _estimator_of_run(estimator, saved, place)
         publish(mixture, saved.state)
         return mixture
-    given = start()
-    if given is None:
-        return None
-    estimator.set_params(**given)
+    if smaller is not None:
+        start = split_start(smaller, sample(), estimator.n_components)
+        if start is None:
+            return None
+        estimator.set_params(**start)
     if place is None:
         return fit_sample(estimator, sample())
     run = ZarrStoreObjects.opened(MemoryStore())
