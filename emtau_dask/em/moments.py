@@ -76,6 +76,8 @@ class MomentSpace:
     def moved(self, moments: Floats, origins: Floats) -> Floats:
         """Return the moments about other origins."""
         result = moments.copy()
+        if origins is self.origins:
+            return result
         weights, firsts, seconds = self.split(result)
         shifts = origins - self.origins
         self._add_products(seconds, firsts, -shifts)
