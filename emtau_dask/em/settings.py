@@ -38,9 +38,12 @@ MANY_STARTS, FEWER_STARTS, MAX_SHARE_FOR_MANY = 16, 8, 1 / 64
 """Starts that are compared on the first sample: 16 if it has at most 1/64 of the rows, else 8."""
 ALL_ROWS = (1.0,)
 """The shares of fits that compare their starts on all rows; the best one goes on with full passes."""
-STARTS_ON_ALL_ROWS, MAX_PRODUCTS_OF_STARTS = 4, 2**26
-"""Starts that are compared on all rows, and the maximum products of features and coefficients in a pass for
-which they are; these take about ten milliseconds."""
+MAX_PRODUCTS_OF_STARTS = 2**26
+"""Maximum products of features and coefficients in a pass over all rows for which starts are compared there.
+They take about ten milliseconds."""
+FEWEST_STARTS, MAX_COMPONENTS_FOR_FEWEST = 4, 8
+"""Starts that are compared on a quarter of the rows or on all, and the maximum components for which they are
+so few: the more components, the more k-means starts are bad. With more components there are 8."""
 ANNEALED_STARTS = 3
 """Starts that are compared on a quarter of the rows if runs are annealed; each has two runs."""
 MIN_ROWS_WITHOUT_ANNEALING = 10
@@ -222,12 +225,13 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
         return Automatic(
             EMSampled(), tuple(shares), MANY_STARTS if shares[0] <= MAX_SHARE_FOR_MANY else FEWER_STARTS
         )
+    starts = FEWEST_STARTS if n_components <= MAX_COMPONENTS_FOR_FEWEST else FEWER_STARTS
     if n_rows >= MIN_SAMPLE_ROWS and n_rows / 4 >= MIN_ROWS_WITHOUT_ANNEALING * p:
-        return Automatic(FullEM(), (0.25,), FEWER_STARTS)
+        return Automatic(FullEM(), (0.25,), starts)
     if n_rows >= MIN_SAMPLE_ROWS and n_rows / 4 >= p:
         return Automatic(FullEM(), (0.25,), ANNEALED_STARTS, annealed=True)
     if n_rows * n_components * structure.n_row_features(n_features) <= MAX_PRODUCTS_OF_STARTS:
-        return Automatic(FullEM(), ALL_ROWS, STARTS_ON_ALL_ROWS)
+        return Automatic(FullEM(), ALL_ROWS, starts)
     return Automatic(FullEM(), (), 1)
 
 
