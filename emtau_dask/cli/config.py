@@ -247,9 +247,8 @@ class ModelSection(Section):
     reg_covar: Annotated[float, _setting("reg_covar")] = Settings.reg_covar
     """Added to the diagonal of each covariance."""
     n_init: Annotated[int | str, _setting("n_init")] = Settings.n_init
-    """Number of starts, of which the one with the highest log-likelihood is kept. ``auto`` is 1, but with
-    the algorithm ``auto`` 8 or 16 if the fit begins on a sample, 3 if that has few rows for each
-    parameter."""
+    """Number of starts. By default several are compared on a small sample, or on all rows if these are few,
+    and the best continues. ``auto`` is a number that suits the data, and 1 for a named algorithm."""
     init_params: Annotated[str, _setting("init_params")] = Settings.init_params
     """How the starts are computed."""
     init: InitSection | None = None

@@ -218,6 +218,13 @@ def selection_lines(selection: ComponentSelection) -> list[str]:
     if reasons:
         which = ", ".join(f"K = {each.n_components} ({each.covariance_type})" for each in reasons)
         lines.append(f"could not be fitted: {which}. The first: {reasons[0].reason}")
+    split = [
+        f"K = {each.n_components} ({each.covariance_type})" for each in selection.table_ if each.split_from
+    ]
+    if split:
+        lines.append(
+            f"fitted from a split of a smaller mixture, which was better at first: {', '.join(split)}"
+        )
     numbers = {each.n_components for each in selection.table_}
     if len(numbers) > 1 and selection.best_n_components_ == (most := max(numbers)):
         lines.append(f"that is the largest number that was tried; try larger ones, too: -k {most}:{2 * most}")

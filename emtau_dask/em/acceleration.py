@@ -188,7 +188,9 @@ def memory_for(structure: CovarianceStructure, n_components: int, n_features: in
     return max(MIN_MEMORY, min(MAX_MEMORY, MAX_MEMORY_BYTES // (16 * size)))
 
 
-def direction(gradient: Floats, steps: Sequence[Floats], decreases: Sequence[Floats]) -> tuple[Floats, float]:
+def direction(
+    gradient: Floats, steps: Sequence[Floats] | Floats, decreases: Sequence[Floats] | Floats
+) -> tuple[Floats, float]:
     """Return the coefficients of the quasi-Newton step by L-BFGS, two loops (Nocedal and Wright, alg. 7.4).
 
     All vectors are standardised. The step is ``c_0 · gradient + Σ c_i · step_i + Σ c_{m+i} · decrease_i``;
@@ -412,14 +414,12 @@ def _slope(space: MomentSpace, point: EvaluatedPoint, step: Floats) -> float:
 
 def _with_origins(space: MomentSpace, state: QuasiNewtonState, origins: Floats) -> QuasiNewtonState:
     """Return the same with all moments about other origins."""
-
-    def moved(moments: Floats) -> Floats:
-        return space.moved(moments, origins)
-
     point = state.point
     assert point is not None
-    pairs = tuple(Pair(moved(pair.step), moved(pair.decrease)) for pair in state.pairs)
-    point = replace(point, moments=moved(point.moments), response=moved(point.response))
+    known = (part for pair in state.pairs for part in (pair.step, pair.decrease))
+    moments, response, *parts = space.moved(np.array([point.moments, point.response, *known]), origins)
+    point = replace(point, moments=moments, response=response)
+    pairs = tuple(Pair(*both) for both in zip(parts[::2], parts[1::2], strict=True))
     return replace(state, origins=origins, pairs=pairs, point=point)
 
 
@@ -443,16 +443,13 @@ def _next_step(
     em_step = replace(state, proposal=Proposal(point.response, Kind.EM_STEP, own, gain))
     if not known or not state.pairs:
         return AcceleratedStep(em_step, em_parameters, True, gain)
-    steps = [pair.step for pair in state.pairs]
-    decreases = [pair.decrease for pair in state.pairs]
-    coefficients, slope = direction(
-        standard,
-        [space.standardised(step, theta) for step in steps],
-        [space.standardised(decrease, theta) for decrease in decreases],
-    )
+    m = len(state.pairs)
+    vectors = np.array([pair.step for pair in state.pairs] + [pair.decrease for pair in state.pairs])
+    standards = space.standardised(vectors, theta)
+    coefficients, slope = direction(standard, standards[:m], standards[m:])
     if not slope > 0:
         return AcceleratedStep(em_step, em_parameters, True, gain)
-    step = np.tensordot(coefficients, np.array([gradient, *steps, *decreases]), axes=1)
+    step = np.tensordot(coefficients, np.array([gradient, *vectors]), axes=1)
     length = float(np.linalg.norm(space.standardised(step, theta)))
     share = min(1.0, max(state.radius, own) / length) if length > 0 else 1.0
     if share * length <= own * (1 + 1e-7):

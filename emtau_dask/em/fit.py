@@ -1,9 +1,10 @@
 """A whole fit: its starts, which of them goes on, and the best run.
 
-A default fit of enough rows compares several starts on the smallest sample of the rows. A start makes up to
-16 iterations there, and is dropped after 4 if it can no longer reach the best one. The best start goes on
-over larger samples, then over all rows (`em.loop.iterate`), until its estimated gap is below the tolerance.
-Other fits make ``n_init`` whole runs, and the run with the highest final bound is the result.
+A default fit compares several starts on the smallest sample of the rows, or on all rows if a pass over them
+takes milliseconds. A start makes up to 16 iterations there, and is dropped after 4 if it can no longer reach
+the best one. The best start goes on over larger samples, then over all rows (`em.loop.iterate`), until its
+estimated gap is below the tolerance. Other fits make ``n_init`` whole runs, and the run with the highest
+final bound is the result.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from emtau_dask.em.acceleration import QuasiNewtonState
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.problem import Context, Problem, first_unusable_row_named, make_problem
-from emtau_dask.em.settings import SAMPLE_GROWTH, EmSettings, max_sample_iterations
+from emtau_dask.em.settings import ALL_ROWS, SAMPLE_GROWTH, EmSettings, max_sample_iterations
 from emtau_dask.em.starts import (
     STARTS,
     GivenParameters,
@@ -177,7 +178,7 @@ def _problem(settings: EmSettings, sources: FitSources, executor: Executor, cont
 def _without_small_samples(settings: EmSettings, problem: Problem) -> EmSettings:
     """Return the settings without samples that are too small because many rows take no part."""
     acceleration = settings.acceleration
-    if acceleration is None or not settings.shares:
+    if acceleration is None or settings.shares in ((), ALL_ROWS):
         return settings
     least = settings.shares[0] * problem.rows.shape[0] / SAMPLE_GROWTH
     shares = tuple(share for share in settings.shares if share * problem.n_rows >= least)
@@ -313,7 +314,9 @@ def _next_run(fit: _Fit, state: FitState, best: RunState | None) -> FitState:
     if state.run + 1 < len(fit.settings.seeds) and not is_over:
         return replace(state, run=state.run + 1, start=None, current=None, best=best)
     if fit.compares_starts and best is not None and best.progress is not None:
-        progress = replace(best.progress, chosen=True, sample_began=len(best.records))
+        # A sample of all rows has their objective, so that full passes go on from its last point.
+        index = len(ALL_ROWS) if fit.settings.shares == ALL_ROWS else best.progress.sample_index
+        progress = replace(best.progress, chosen=True, sample_index=index, sample_began=len(best.records))
         chosen = replace(best, bound=fit.settings.previous_bound, progress=progress)
         return replace(state, start=None, current=chosen, best=None)
     return replace(state, start=None, current=best, best=None, finished=True)

@@ -24,6 +24,8 @@ EMPTY = float(np.finfo(np.float64).tiny)
 class MomentSpace:
     """The moments about one origin for each component, as flat vectors.
 
+    `moved` and `standardised` also take several vectors, (m, size); each result is that of the vector alone.
+
     Attributes
     ----------
     structure : CovarianceStructure
@@ -41,11 +43,11 @@ class MomentSpace:
 
     def split(self, moments: Floats) -> tuple[Floats, Floats, Floats]:
         """Return views of the weights (K,), first moments (K, d) and second moments of a vector."""
-        K, d = self.origins.shape
+        (K, d), several = self.origins.shape, moments.shape[:-1]
         return (
-            moments[:K],
-            moments[K : K + K * d].reshape(K, d),
-            moments[K + K * d :].reshape(self.structure.shape(K, d)),
+            moments[..., :K],
+            moments[..., K : K + K * d].reshape(*several, K, d),
+            moments[..., K + K * d :].reshape((*several, *self.structure.shape(K, d))),
         )
 
     def of(self, statistics: SufficientStatistics) -> Floats:
@@ -74,11 +76,13 @@ class MomentSpace:
     def moved(self, moments: Floats, origins: Floats) -> Floats:
         """Return the moments about other origins."""
         result = moments.copy()
+        if origins is self.origins:
+            return result
         weights, firsts, seconds = self.split(result)
         shifts = origins - self.origins
         self._add_products(seconds, firsts, -shifts)
         self._add_outer(seconds, weights, shifts)
-        firsts -= weights[:, np.newaxis] * shifts
+        firsts -= weights[..., np.newaxis] * shifts
         return result
 
     def expected_log_density(self, moments: Floats, parameters: MixtureParameters) -> float:
@@ -98,27 +102,45 @@ class MomentSpace:
         """
         weights, firsts, seconds = self.split(moments)
         structure, factors = self.structure, parameters.precisions_cholesky
+        K, d = self.origins.shape
         roots = np.sqrt(parameters.weights)[:, np.newaxis]
-        whitened = firsts.copy()
-        for k in range(len(weights)):
-            structure.whiten(whitened[k : k + 1], factors, k)
-        squares = structure.standardised(seconds, weights, factors, firsts.shape[1])
+        whitened = firsts.reshape(-1, K, d).copy()
+        structure.whiten_each(whitened, factors)
+        each = zip(seconds.reshape(-1, *structure.shape(K, d)), weights.reshape(-1, K), strict=True)
+        squares = np.array([structure.standardised(*one, factors, d) for one in each])
         if not structure.shared:
             squares = squares / roots
-        parts = (weights / roots[:, 0], (whitened / roots).ravel(), squares.ravel())
-        return np.concatenate(parts)
+        parts = (weights / roots[:, 0], whitened / roots, squares)
+        return np.concatenate([part.reshape(*moments.shape[:-1], -1) for part in parts], axis=-1)
 
     def _add_outer(self, seconds: Floats, weights: Floats, vectors: Floats) -> None:
-        self.structure.add_outer(seconds, weights[np.newaxis], vectors[np.newaxis])
+        vectors = np.broadcast_to(vectors, (*weights.shape, vectors.shape[-1]))
+        self._add_sums(seconds, weights[np.newaxis], vectors[np.newaxis])
 
     def _add_products(self, seconds: Floats, left: Floats, right: Floats) -> None:
         """Add ``left_k right_kᵀ + right_k left_kᵀ``, as squares of sums and differences of one length."""
-        sizes = np.linalg.norm(left, axis=1), np.linalg.norm(right, axis=1)
+        sizes = np.linalg.norm(left, axis=-1), np.linalg.norm(right, axis=-1)
         both = (sizes[0] > 0) & (sizes[1] > 0)
         balance = np.sqrt(np.divide(sizes[1], sizes[0], out=np.ones_like(sizes[0]), where=both))
-        a, b = left * balance[:, np.newaxis], right / balance[:, np.newaxis]
-        halves = np.where(both, 0.5, 0.0) * np.array([[1.0], [-1.0]])
-        self.structure.add_outer(seconds, halves, np.array([a + b, a - b]))
+        a, b = left * balance[..., np.newaxis], right / balance[..., np.newaxis]
+        half = np.where(both, 0.5, 0.0)
+        self._add_sums(seconds, np.array([half, -half]), np.array([a + b, a - b]))
+
+    def _add_sums(self, seconds: Floats, weights: Floats, vectors: Floats) -> None:
+        """Add ``Σ_i weights_i · vectors_i vectors_iᵀ`` of each component; i is the first axis."""
+        (K, d), several = self.origins.shape, weights.shape[1:-1]
+        if (
+            not self.structure.shared
+        ):  # The components of several vectors of moments are as so many components.
+            flat = seconds.reshape(-1, *self.structure.shape(K, d)[1:])
+            self.structure.add_outer(
+                flat, weights.reshape(len(weights), -1), vectors.reshape(len(weights), -1, d)
+            )
+            seconds[...] = flat.reshape(seconds.shape)
+            return
+        for one in np.ndindex(several):
+            here = (slice(None), *one)
+            self.structure.add_outer(seconds[(*one, ...)], weights[here], vectors[here])
 
 
 @dataclass(frozen=True, eq=False)

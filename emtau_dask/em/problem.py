@@ -46,6 +46,9 @@ SCAN_ROWS = 2**12
 MAX_INTERPRETED = 2**18
 """Maximum products of features and coefficients of a chunk that take less time than Python's own work for the
 chunk, during which the interpreter's lock is held (`benchmarks/small_chunks.py`)."""
+MAX_ALONE = 2**24
+"""The same for a pass over a single chunk, which no other thread could shorten. They take milliseconds, for
+which an interrupt waits."""
 
 
 def chunk_costs(source: Source) -> dict[int, float]:
@@ -153,12 +156,13 @@ class Problem:
             missing=self.missing,
         )
 
-    def _is_interpreted(self, costs: Mapping[int, float]) -> bool:
-        """Return whether chunks are in memory and so small that Python takes longer than their products."""
+    def is_interpreted(self, costs: Mapping[int, float]) -> bool:
+        """Return whether chunks are in memory, and so small that the calling thread alone is faster."""
         if not costs or not all(map(is_in_memory, self.sources)):
             return False
         rows = math.fsum(costs.values()) / (len(costs) * self.n_features)
-        return rows * self.n_components * self.structure.n_row_features(self.n_features) < MAX_INTERPRETED
+        products = rows * self.n_components * self.structure.n_row_features(self.n_features)
+        return products < (MAX_ALONE if len(costs) == 1 else MAX_INTERPRETED)
 
     def map_reduce(
         self,
@@ -192,7 +196,7 @@ class Problem:
             stage,
             costs,
             self.ahead if extra in (None, NO_SOURCE) else None,
-            self._is_interpreted(costs),
+            self.is_interpreted(costs),
         )
         return self.context.verifier.run(self.executor, work, self.context.observer, self.chunk_ranges)
 

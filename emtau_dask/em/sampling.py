@@ -148,7 +148,16 @@ def _draw(problem: Problem, seed: int, size: int) -> _Draw:
     def work(task: Task[_Draw], sources: Sequence[Source]) -> MapReduce[_Draw]:
         merge = partial(reduce, partial(_merge_draws, size))
         ranges = problem.chunk_ranges
-        return MapReduce(task, merge, sources, ranges, name="draw", stage="sample", costs=problem.costs)
+        return MapReduce(
+            task,
+            merge,
+            sources,
+            ranges,
+            name="draw",
+            stage="sample",
+            costs=problem.costs,
+            interpreted=problem.is_interpreted(problem.costs),
+        )
 
     if weights is None:
         found = executor.map_reduce(work(partial(_drawn, seed, size), []), observer)

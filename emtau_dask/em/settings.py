@@ -36,6 +36,14 @@ MAX_SAMPLE_SHARE = 1 / 16
 """Maximum share of the rows in a sample after which sampled partial passes follow."""
 MANY_STARTS, FEWER_STARTS, MAX_SHARE_FOR_MANY = 16, 8, 1 / 64
 """Starts that are compared on the first sample: 16 if it has at most 1/64 of the rows, else 8."""
+ALL_ROWS = (1.0,)
+"""The shares of fits that compare their starts on all rows; the best one goes on with full passes."""
+MAX_PRODUCTS_OF_STARTS = 2**26
+"""Maximum products of features and coefficients in a pass over all rows for which starts are compared there.
+They take about ten milliseconds."""
+FEWEST_STARTS, MAX_COMPONENTS_FOR_FEWEST = 4, 8
+"""Starts that are compared on a quarter of the rows or on all, and the maximum components for which they are
+so few: the more components, the more k-means starts are bad. With more components there are 8."""
 ANNEALED_STARTS = 3
 """Starts that are compared on a quarter of the rows if runs are annealed; each has two runs."""
 MIN_ROWS_WITHOUT_ANNEALING = 10
@@ -180,7 +188,7 @@ class Automatic:
     ----------
     policy : ActivityPolicy
     shares : tuple of float
-        Shares of the rows in the samples with which a run begins; empty to begin on all rows.
+        Shares of the rows in the samples with which a run begins; empty to begin with full passes.
     n_init : int
         Number of starts.
     annealed : bool
@@ -199,10 +207,12 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
     It begins on samples of 4⁻ʲ of the rows, at most 1/16, with at least 4,096 rows and 10 rows per parameter.
     Then it alternates passes over all rows with passes over a sixteenth of them (`EMSampled`). If a sixteenth
     has too few rows, it begins on a quarter of the rows, and all later passes are full. If that quarter has
-    fewer than 10 rows per parameter, each start is run twice there, once with annealing; with fewer than one
-    row per parameter there is no sample. One component needs no samples and one start.
+    fewer than 10 rows per parameter, each start is run twice there, once with annealing. With fewer rows, or
+    fewer than one per parameter, starts are compared on all rows if a pass takes milliseconds; else there is
+    one start. One component needs one start.
     """
-    p = free_parameters(structure_named(covariance_type), n_components, n_features)
+    structure = structure_named(covariance_type)
+    p = free_parameters(structure, n_components, n_features)
     least = max(MIN_ROWS_PER_PARAMETER * p, MIN_SAMPLE_ROWS)
     if n_components == 1:
         return Automatic(FullEM(), (), 1)
@@ -215,10 +225,13 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
         return Automatic(
             EMSampled(), tuple(shares), MANY_STARTS if shares[0] <= MAX_SHARE_FOR_MANY else FEWER_STARTS
         )
+    starts = FEWEST_STARTS if n_components <= MAX_COMPONENTS_FOR_FEWEST else FEWER_STARTS
     if n_rows >= MIN_SAMPLE_ROWS and n_rows / 4 >= MIN_ROWS_WITHOUT_ANNEALING * p:
-        return Automatic(FullEM(), (0.25,), FEWER_STARTS)
+        return Automatic(FullEM(), (0.25,), starts)
     if n_rows >= MIN_SAMPLE_ROWS and n_rows / 4 >= p:
         return Automatic(FullEM(), (0.25,), ANNEALED_STARTS, annealed=True)
+    if n_rows * n_components * structure.n_row_features(n_features) <= MAX_PRODUCTS_OF_STARTS:
+        return Automatic(FullEM(), ALL_ROWS, starts)
     return Automatic(FullEM(), (), 1)
 
 

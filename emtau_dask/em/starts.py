@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
 from sklearn.cluster import KMeans, kmeans_plusplus
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from emtau_dask.data.opening import as_source
 from emtau_dask.data.row_random import Samples
@@ -53,9 +54,15 @@ class KMeansOutcome:
         return self.statistics.means
 
 
+@cache
+def _loaded_libraries() -> ThreadpoolController:
+    """Return the controller of scikit-learn's OpenMP library; to find it takes milliseconds."""
+    return ThreadpoolController()
+
+
 def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
     """Return k-means++ seeds (Arthur and Vassilvitskii 2007) among the rows of a sample, (K, d)."""
-    with threadpool_limits(limits=1, user_api="openmp"):
+    with _loaded_libraries().limit(limits=1, user_api="openmp"):
         centres, _ = kmeans_plusplus(
             sample.rows, n_components, sample_weight=sample.weights, random_state=seed % SEED_LIMIT
         )
@@ -64,7 +71,7 @@ def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
 
 def _kmeans_on_sample(problem: Problem, seed: int) -> KMeansProgress:
     sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
-    with threadpool_limits(limits=1, user_api="openmp"):
+    with _loaded_libraries().limit(limits=1, user_api="openmp"):
         start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
             sample.rows, sample_weight=sample.weights
         )

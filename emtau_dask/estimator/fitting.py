@@ -25,6 +25,7 @@ from emtau_dask.em.fit import FitSources, fit, open_context
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.memory import cache_bytes
 from emtau_dask.em.settings import (
+    ALL_ROWS,
     RUNS_PER_START,
     Acceleration,
     EmSettings,
@@ -184,6 +185,8 @@ def fit_settings(
     if accelerated or weighted or requested.automatic:
         memory = memory_for(structure, K, n_features) if accelerated else 0
         shares = plan.shares if requested.automatic and not responsibilities and not warm else ()
+        if shares == ALL_ROWS and len(runs) == 1:
+            shares = ()
         acceleration = Acceleration(memory, Samples(runs[0], shares), plan.annealed)
         if plan.annealed and shares:
             runs = tuple(seed for seed in runs for _ in range(RUNS_PER_START))

@@ -47,11 +47,11 @@ class GaussianMixture(ConditionedMixture):
     max_iter : int, default=500
         Maximum number of M-steps, whatever share of the rows was scored. At most half of them are on samples.
     n_init : int or "auto", default="auto"
-        Number of starts, of which the one with the highest log-likelihood is kept. ``"auto"`` is 1, but with
-        ``algorithm="auto"`` 8 or 16 if the fit begins on a sample, 3 if that has few rows for each parameter.
-        If a fit begins on samples, the starts are compared on the first one, and only the best continues.
-        Each of those 3 starts, also a given one, has one run with annealing and one without. If all starting
-        parameters are given there is one start.
+        Number of starts. With ``algorithm="auto"`` they are compared on a small sample, or on all rows if
+        these are few, and only the best continues; other algorithms continue all and keep the best.
+        ``"auto"`` is 3 to 16 starts for ``algorithm="auto"``, by the shape of the data, and 1 for other
+        algorithms, for one component, and for large data that have fewer rows than parameters. If all
+        starting parameters are given there is one start.
     init_params : {"kmeans", "k-means++", "random", "random_from_data"}, default="kmeans"
         How the starts are computed. Each needs bounded memory, and gives the same start for the same seed
         under any chunking. ``"k-means++"`` and ``"random_from_data"`` assign every row to its nearest seed.

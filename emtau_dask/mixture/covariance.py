@@ -196,6 +196,9 @@ class CovarianceStructure:
     # (differences (n, d), factors, k): turn differences of rows to μ_k into units of component k's standard
     # deviations, in place.
     whiten: Callable[[Floats, Floats, int], object]
+    # (vectors (m, K, d), contiguous, factors): the same with the vectors of each k; a result does not depend
+    # on m.
+    whiten_each: Callable[[Floats, Floats], object]
     # (scatter, k, tiles of roots (n, d)): write ``Σ_n roots_n roots_nᵀ`` to component k's part of
     # ``scatter``, or add it if components share that. ``roots`` are rows about a centre, each times
     # √weight; there is at least one tile, valid until the next is asked for.

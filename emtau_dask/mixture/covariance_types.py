@@ -27,6 +27,7 @@ from emtau_dask.mixture.linalg import (
     Ints,
     add_squares,
     covariance_of_factor,
+    each_times_upper,
     factor_of_precision,
     precision_factors,
     read_only_copy,
@@ -243,6 +244,7 @@ FULL = CovarianceStructure(
     ),
     scikit_learn_name="full",
     whiten=lambda differences, factors, k: times_upper(differences, factors[k]),
+    whiten_each=each_times_upper,
     sum_scatter=_sum_full_scatter,
     add_outer=add_outer_products,
     distances=whitened_trace,
@@ -315,6 +317,9 @@ TIED = CovarianceStructure(
     draw=lambda normals, covariance, k: correlated(normals, covariance, "the shared covariance"),
     scikit_learn_name="tied",
     whiten=lambda differences, factor, k: times_upper(differences, factor),
+    whiten_each=lambda vectors, factor: each_times_upper(
+        vectors, np.broadcast_to(factor, (vectors.shape[1], *factor.shape))
+    ),
     sum_scatter=_sum_tied_scatter,
     add_outer=_add_outer,
     distances=whitened_trace,

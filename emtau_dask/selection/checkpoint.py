@@ -20,7 +20,7 @@ from emtau_dask.selection.criteria import Score
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.stores import object_store, objects_below, warn_unless_exclusive
 
-ROOT, FORMAT, VERSION = "selection.json", "emtau-selection", 4
+ROOT, FORMAT, VERSION = "selection.json", "emtau-selection", 5
 MAX_DOCUMENT_BYTES = 2**26
 """Maximum bytes of the document."""
 

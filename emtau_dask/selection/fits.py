@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import dask
@@ -33,6 +34,7 @@ from emtau_dask.policies.registry import DescribedPolicy
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, SelectionEntry
 from emtau_dask.selection.criteria import ROWS_PER_PARAMETER, SelectionSettings
 from emtau_dask.selection.passes import CountedRows
+from emtau_dask.selection.split import split_start
 from emtau_dask.settings import Settings
 from emtau_dask.storage.commits import check_startable, holds_run
 from emtau_dask.storage.objects import ObjectStore, copy_new
@@ -52,63 +54,122 @@ def _here(executor: Executor) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True, eq=False)
+class SampleFits:
+    """The fits of candidates to the sample.
+
+    Attributes
+    ----------
+    fits : mapping of str to GaussianMixture
+        By the names of candidates.
+    reasons : mapping of str to str
+        Why runs collapsed, by their names.
+    split_from : mapping of str to int
+        The number of components of the smaller fit, for each candidate whose fit began at a split of it.
+    """
+
+    fits: Mapping[str, GaussianMixture]
+    reasons: Mapping[str, str]
+    split_from: Mapping[str, int]
+
+
 def fit_candidates(
     settings: SelectionSettings,
     entry: SelectionEntry,
     sample: Callable[[], CountedRows],
     checkpoint: SelectionCheckpoint | None,
     problem: Problem,
-) -> tuple[dict[str, GaussianMixture], dict[str, str]]:
-    """Return the fits of candidates to the sample, and the reasons of collapsed runs, by names.
+) -> SampleFits:
+    """Return the fits of candidates to the sample.
 
     If the likelihood of a candidate is below that of one of the same type with fewer components, it missed a
-    better optimum. It is fitted once more, from other starts, and the better fit is kept. A collapsed one is
-    fitted once more, too. Fits in the checkpoint are read, and runs that are known to collapse are skipped.
+    better optimum. It is fitted once more, from a split of the smaller one, and the better fit is kept. A
+    collapsed one is fitted once more, too; from other starts if there is nothing to split. Fits in the
+    checkpoint are read, and runs that are known to collapse are skipped.
     """
     fits: dict[str, GaussianMixture] = {}
-    reasons = dict(entry.reasons)
-    best = {candidate.covariance_type: -math.inf for candidate in settings.candidates}
-    seed = entry.seeds[1]
+    split_from: dict[str, int] = {}
+    best: dict[str, GaussianMixture] = {}
+    runs = _Runs(entry, sample, checkpoint, problem.executor, dict(entry.reasons))
     for number, candidate in enumerate(settings.candidates, 1):
-        kind, candidate_fits = candidate.covariance_type, []
         called = f"{candidate}, candidate {number} of {len(settings.candidates)}"
         problem.context.observer.part(called)
-        for name, random_state in ((candidate.name, seed), (f"{candidate.name}-again", seed + 1)):
-            if name in entry.reasons:
-                continue
-            place = None if checkpoint is None else checkpoint.run("candidates", name)
-            try:
-                with _here(problem.executor):
-                    estimator = settings.estimator(candidate, random_state)
-                    candidate_fits.append(_fitted_to_sample(estimator, sample, place))
-            except SingularComponentError as error:
-                reasons[name] = str(error)
-            else:
-                if candidate_fits[-1].lower_bound_ >= best[kind]:
-                    break
+        name, smaller = candidate.name, best.get(candidate.covariance_type)
+        estimator, seed = partial(settings.estimator, candidate), entry.seeds[1]
+        found = runs.fitted(name, estimator(seed))
+        if smaller is not None and not _at_least(found, smaller):
+            split = runs.fitted(f"{name}-split", estimator(seed), smaller)
+            if split is not None and (found is None or not _at_least(found, split)):
+                found, split_from[name] = split, len(smaller.means_)
+        found = found or runs.fitted(f"{name}-again", estimator(seed + 1))
         result = "could not be fitted"
-        if candidate_fits:
-            fits[candidate.name] = best_fit = max(candidate_fits, key=lambda mixture: mixture.lower_bound_)
-            best[kind] = max(best[kind], best_fit.lower_bound_)
-            result = f"log-likelihood per row {best_fit.lower_bound_:.7g} on the sample"
+        if found is not None:
+            fits[name] = found
+            best[candidate.covariance_type] = (
+                found if smaller is None or _at_least(found, smaller) else smaller
+            )
+            result = f"log-likelihood per row {found.lower_bound_:.7g} on the sample"
+        if name in split_from:
+            result += f", from a split of the fit with {split_from[name]} components"
         problem.context.observer.note(f"{called}: {result}")
-    return fits, reasons
+    return SampleFits(fits, runs.reasons, split_from)
+
+
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """The runs on the sample; ``reasons`` grows with those that collapse."""
+
+    entry: SelectionEntry
+    sample: Callable[[], CountedRows]
+    checkpoint: SelectionCheckpoint | None
+    executor: Executor
+    reasons: dict[str, str]
+
+    def fitted(
+        self, name: str, estimator: GaussianMixture, smaller: GaussianMixture | None = None
+    ) -> GaussianMixture | None:
+        """Return the fit of a run, from a split of ``smaller`` if that is given.
+
+        None if it collapsed, now or before it was interrupted, or if nothing can be split.
+        """
+        if name in self.entry.reasons:
+            return None
+        place = None if self.checkpoint is None else self.checkpoint.run("candidates", name)
+        try:
+            with _here(self.executor):
+                return _fitted_to_sample(estimator, self.sample, place, smaller)
+        except SingularComponentError as error:
+            self.reasons[name] = str(error)
+            return None
+
+
+def _at_least(mixture: GaussianMixture | None, other: GaussianMixture) -> bool:
+    """Return whether the likelihood of a fit is not below that of another."""
+    return mixture is not None and bool(mixture.lower_bound_ >= other.lower_bound_)
 
 
 def _fitted_to_sample(
-    estimator: GaussianMixture, sample: Callable[[], CountedRows], place: ObjectStore | None
-) -> GaussianMixture:
-    """Return an estimator that is fitted to the sample.
+    estimator: GaussianMixture,
+    sample: Callable[[], CountedRows],
+    place: ObjectStore | None,
+    smaller: GaussianMixture | None,
+) -> GaussianMixture | None:
+    """Return an estimator that is fitted to the sample; None if ``smaller``, if given, cannot be split.
 
     Its run is written when it has ended, since starts and iterations on a sample take less time than commits.
     """
-    if place is None:
-        return fit_sample(estimator, sample())
-    saved = _saved(place)
-    if saved is not None:
+    saved = None if place is None else _saved(place)
+    if place is not None and saved is not None:
         mixture = _estimator_of_run(estimator, saved, place)
         publish(mixture, saved.state)
         return mixture
+    if smaller is not None:
+        start = split_start(smaller, sample(), estimator.n_components)
+        if start is None:
+            return None
+        estimator.set_params(**start)
+    if place is None:
+        return fit_sample(estimator, sample())
     run = ZarrStoreObjects.opened(MemoryStore())
     mixture = fit_sample(estimator, sample(), run)
     with _as_new(place):
@@ -124,7 +185,7 @@ def fit_sample(
 ) -> GaussianMixture:
     """Fit a candidate's estimator to the sample, with ``run`` as its checkpoint; return it.
 
-    For few rows ``"auto"`` has only a few annealed starts, or one. So eight short runs of EM with
+    For few rows per parameter ``"auto"`` has only a few annealed starts. So eight short runs of EM with
     quasi-Newton steps replace them, and the best continues: Biernacki, Celeux and Govaert 2003, "Choosing
     starting values for the EM algorithm".
     """
@@ -145,10 +206,9 @@ def fit_sample(
 
 
 def _has_short_runs(mixture: GaussianMixture, n_rows: int, n_features: int) -> bool:
-    if mixture.n_components == 1 or not Settings.of(mixture).automatic or mixture.n_init != "auto":
+    if mixture.means_init is not None or not Settings.of(mixture).automatic or mixture.n_init != "auto":
         return False
-    plan = automatic(n_rows, mixture.n_components, n_features, mixture.covariance_type)
-    return plan.annealed or not plan.shares
+    return automatic(n_rows, mixture.n_components, n_features, mixture.covariance_type).annealed
 
 
 def fit_to_all_rows(

@@ -302,7 +302,8 @@ def _compute(
 ) -> ComponentSelection:
     samples = Samples(entry.seeds[0], (entry.share,))
     sample = cache(partial(draw_sample, problem, samples, settings.largest.n_components))
-    fits, collapsed = fit_candidates(settings, entry, sample, checkpoint, problem)
+    found = fit_candidates(settings, entry, sample, checkpoint, problem)
+    fits, collapsed = found.fits, found.reasons
     scores = _scores(fits, entry.scores, problem, samples)
     entry = _store_results(checkpoint, entry, scores=scores, reasons=collapsed)
     finals, reasons = _fit_finalists(settings, fits, scores, data, checkpoint, problem.context.observer)
@@ -318,7 +319,7 @@ def _compute(
     if len(finals) > 1:
         final_scores = _scores(finals, entry.finalists, problem, samples)
         _store_results(checkpoint, entry, finalists=final_scores)
-    return result_of(settings, fits, scores, reasons, finals, final_scores)
+    return result_of(settings, found, scores, reasons, finals, final_scores)
 
 
 def _scores(

@@ -11,6 +11,7 @@ from emtau_dask.em.history import frame_of
 from emtau_dask.errors import counted, html_table, plain_table
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.selection.criteria import Score, SelectionSettings, expected_loss
+from emtau_dask.selection.fits import SampleFits
 
 CRITERIA = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
 """Criteria that a table shows as differences from the lowest one, and their names for people."""
@@ -42,6 +43,9 @@ class CandidateRecord:
         Of the iterations of the fit to the sample; wall-clock time.
     reason : str
         Why it could not be fitted; "" if it was.
+    split_from : int
+        Components of the smaller candidate whose split the fit to the sample began with, since other starts
+        ended below that candidate's likelihood; 0 if it began otherwise.
     """
 
     n_components: int
@@ -56,6 +60,7 @@ class CandidateRecord:
     converged: bool = False
     seconds: float = 0.0
     reason: str = ""
+    split_from: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):  # One object for all, so that records without values can be equal.
@@ -239,7 +244,7 @@ class ComponentSelection:
 
 def result_of(
     settings: SelectionSettings,
-    fits: Mapping[str, GaussianMixture],
+    found: SampleFits,
     scores: Mapping[str, Score],
     reasons: Mapping[str, str],
     finals: Mapping[str, GaussianMixture],
@@ -247,7 +252,7 @@ def result_of(
 ) -> ComponentSelection:
     """Return the result of a selection; the first of equal finalists is best.
 
-    All mappings are by the names of candidates. ``fits`` are those to the sample, ``finals`` those to all
+    All mappings are by the names of candidates. ``found`` are the fits to the sample, ``finals`` those to all
     rows, without scores if there is only one. ``reasons`` say why others collapsed, on either.
     """
     best = next(iter(finals))
@@ -261,9 +266,11 @@ def result_of(
         record = CandidateRecord(
             candidate.n_components, candidate.covariance_type, p, reason=reasons.get(name, "")
         )
-        if name in fits:
+        if name in found.fits:
             record = replace(
-                _scored(record, fits[name], scores[name]), expected_loss=expected_loss(p, sample_rows, n_rows)
+                _scored(record, found.fits[name], scores[name]),
+                expected_loss=expected_loss(p, sample_rows, n_rows),
+                split_from=found.split_from.get(name, 0),
             )
         records[name] = record
     for name, score in final_scores.items():

@@ -21,6 +21,7 @@ COMMON = {"n_components": 3, "random_state": 0, "tol": 0, "reg_covar": 0}
 CASES = {
     "auto": COMMON | {"algorithm": "auto", "max_iter": 50, "n_init": 2, "random_state": 3},
     "auto, weights": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2, "sample_weight": WEIGHTS},
+    "few rows": COMMON | {"algorithm": "auto", "max_iter": 60, "tol": "statistical"},
     "annealed": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2},
     "measured": COMMON
     | {"algorithm": "auto", "tol": "statistical", "max_iter": 150, "random_state": 3, "n_init": 1},
@@ -48,6 +49,8 @@ def small(request):
         if "case" in request.fixturenames and request.getfixturevalue("case") == "annealed":
             patch.setattr(resolving, "MAX_SAMPLE_SHARE", 0.01)
             patch.setattr(resolving, "MIN_ROWS_WITHOUT_ANNEALING", 10**6)
+        if "case" in request.fixturenames and request.getfixturevalue("case") == "few rows":
+            patch.setattr(resolving, "MIN_SAMPLE_ROWS", 10**6)
         yield
 
 

@@ -145,6 +145,30 @@ def test_records_are_what_a_naive_computation_finds(stored, tmp_path):
         assert again.score(ROWS[inside]) - model.score(ROWS[inside]) < 1e-4
 
 
+def test_a_candidate_below_a_smaller_one_begins_again_at_a_split_of_it(tmp_path):
+    """K-means cuts clusters along a wide feature that says nothing; likelihoods are scikit-learn's."""
+    rng = np.random.default_rng(7)
+    rows = (MEANS[rng.choice(3, size=1000)] + rng.normal(size=(1000, 2))) * [1.0, 0.7]
+    rows = np.column_stack([rows, 30 * rng.normal(size=1000)])
+    place = tmp_path / "c"
+    found = chosen(rows, random_state=7, checkpoint=place)
+    root = json.loads((place / "selection.json").read_text())
+    inside = rows[hashed_uniforms((root["seeds"][0], 1), np.arange(1000)) < root["share"]]
+
+    def likelihood(name):
+        return GaussianMixture.resume(place / "candidates" / name, inside).to_sklearn().score(inside)
+
+    assert likelihood("full-3.zarr") < likelihood("full-2.zarr") - 1e-3
+    kept = [likelihood(f"full-{name}.zarr") for name in ("2", "3-split", "4")]
+    assert kept == sorted(kept)
+    assert [record.split_from for record in found.table_] == [0, 2, 0]
+    assert found.table_[1].cells[-1] == "from a split of K = 2"
+    root |= {"scores": {}, "finalists": {}}
+    (place / "selection.json").write_text(json.dumps(root))
+    (place / "candidates" / "full-4.zarr" / "zarr.json").unlink()
+    assert values(chosen(rows, random_state=7, checkpoint=place)) == values(found)
+
+
 def test_each_criterion_chooses_by_its_own_column(stored, tmp_path):
     table = chosen(str(stored), checkpoint=tmp_path / "c").table_.to_frame()
     for criterion, column, sign in (("aic", "aic", 1), ("icl", "icl", 1), ("held-out", "held_out", -1)):
@@ -329,8 +353,8 @@ def test_what_says_that_it_is_a_selection_is_refused_by_name_where_it_cannot_be(
     chosen(str(stored), [1], checkpoint=place)
     whole = json.loads((place / "selection.json").read_text())
     for changes, said in (
-        ({"version": 3}, r"'emtau-selection' version 3; .* reads 'emtau-selection' version 4"),
-        ({"format": "letters"}, "format 'letters' version 4"),
+        ({"version": 3}, r"'emtau-selection' version 3; .* reads 'emtau-selection' version 5"),
+        ({"format": "letters"}, "format 'letters' version 5"),
         ({"seeds": [1]}, r"selection\.json is damaged \(seeds .* Remove all"),
         ({"scores": {"full-1": {}}}, r"selection\.json is damaged \(scores\.full-1"),
         ({"samples": [["X", "", 0, "zz"]]}, r"selection\.json is damaged"),

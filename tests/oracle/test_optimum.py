@@ -28,6 +28,16 @@ def test_components_that_are_apart_stay_apart(n, centres, beside):
     assert found.score(X) >= best.score(X) - 1e-4
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_of_few_rows_the_best_of_several_starts_is_found(seed):
+    rng = np.random.default_rng(0)
+    means = np.array(CENTRES["on a grid"], dtype=float)
+    X = rng.normal(size=(900, 2)) + means[rng.integers(len(means), size=900)]
+    found = GaussianMixture(len(means), random_state=seed).fit(X)
+    best = Reference(len(means), n_init=10, tol=1e-6, max_iter=500, random_state=0).fit(X)
+    assert found.score(X) >= best.score(X) - 1e-4
+
+
 def test_given_means_stay_where_they_are_given():
     """Annealing forgets them; a run that is not annealed is compared."""
     rng = np.random.default_rng(0)

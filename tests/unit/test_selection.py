@@ -207,15 +207,17 @@ def fits_of(mixture, rows, monkeypatch):
     return made
 
 
-def test_a_sample_of_few_rows_gets_several_short_runs_of_which_the_best_goes_on(monkeypatch):
+def test_a_sample_of_few_rows_per_parameter_gets_several_short_runs_of_which_the_best_goes_on(monkeypatch):
     em = ("em", 8, "statistical")
     auto = ("auto", "auto", "auto", 500, False)
-    assert fits_of(GaussianMixture(3), 4_000, monkeypatch) == [(*em, 30, False), (*em, 500, True)]
-    assert fits_of(GaussianMixture(3), 100, monkeypatch) == [
+    assert fits_of(GaussianMixture(200), 12_000, monkeypatch) == [(*em, 30, False), (*em, 500, True)]
+    assert fits_of(GaussianMixture(200), 5_000, monkeypatch) == [
         ("em", 8, "auto", 30, False),
         ("em", 8, "auto", 500, True),
     ]
-    assert fits_of(GaussianMixture(3, max_iter=5), 4_000, monkeypatch) == [(*em, 5, False), (*em, 5, True)]
+    few = GaussianMixture(200, max_iter=5)
+    assert fits_of(few, 12_000, monkeypatch) == [(*em, 5, False), (*em, 5, True)]
+    assert fits_of(GaussianMixture(3), 4_000, monkeypatch) == [auto]
     assert fits_of(GaussianMixture(3), 2**17, monkeypatch) == [auto]
     assert fits_of(GaussianMixture(1), 4_000, monkeypatch) == [auto]
     asked = GaussianMixture(3, n_init=2)
