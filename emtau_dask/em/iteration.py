@@ -18,7 +18,7 @@ from emtau_dask.kernels.dispatch import Kernels, RowKernels
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.missing import PatternKernels
 from emtau_dask.mixture.parameters import MixtureParameters, m_step, tempered
-from emtau_dask.mixture.plan import KernelPlan, plan_kernel, plan_tiles
+from emtau_dask.mixture.plan import KernelPlan, plan_incomplete, plan_kernel, plan_tiles
 from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.settings import MARGINALISE
 from emtau_dask.storage.row_state import RowStateRef, RowStateWriter
@@ -169,7 +169,9 @@ def run_pass(
     """
     annealed_passes = 0 if state.progress is None else state.progress.annealed_passes
     parameters = tempered(state.parameters, Acceleration.inverse_temperature(annealed_passes))
-    if problem.compiled:  # Never with missing values.
+    if problem.compiled and problem.missing == MARGINALISE:
+        plan = plan_incomplete(parameters)
+    elif problem.compiled:
         plan = plan_tiles(parameters, problem.rows.dtype, this_pass.rows_per_chunk)
     else:
         plan = plan_kernel(parameters)
@@ -261,7 +263,7 @@ def _e_step(
             )
     ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
     iteration = state.iteration + 1
-    if problem.missing == MARGINALISE:
+    if problem.missing == MARGINALISE and not plan.incomplete:
         kernels: RowKernels = PatternKernels(plan)
     else:
         kernels = Kernels(plan, compiled=problem.compiled)

@@ -192,8 +192,9 @@ def fit_settings(
 
 
 def compiled_here(requested: Settings, sources: FitSources, executor: Executor) -> bool:
-    """Return whether a fit uses compiled loops; patterns of missing values are scored by NumPy."""
-    return not marginalises(requested.missing) and worth_compiling(
+    """Return whether a fit uses compiled loops; with missing values they need the covariance type full."""
+    own = structure_named(requested.covariance_type).own_factors
+    return (own or not marginalises(requested.missing)) and worth_compiling(
         executor.client, sources.rows.shape, requested.covariance_type, requested.n_components
     )
 

@@ -22,7 +22,7 @@ from emtau_dask.kernels.tiling import Tiling, compiled_loops, tiling_of
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import Accumulated, BlockKernel, MostProbable
 from emtau_dask.mixture.linalg import AnyArray, Floats
-from emtau_dask.mixture.missing import LONGER, Observed, PatternKernels
+from emtau_dask.mixture.missing import LONGER, Observed, PatternKernel, PatternKernels, Patterns
 from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.plan import (
     BLOCK_BYTES,
@@ -132,7 +132,7 @@ class TileKernel:
         self.plan = plan
         self._labels, self._nothing = np.empty(n_rows, np.intp), np.empty(0)
         self._sums = tiling.sums
-        self._numpy_kernel: BlockKernel | None = None
+        self._numpy_kernel: BlockKernel | PatternKernel | None = None
 
     def accumulate(
         self, rows: Floats, weights: Floats | None = None, out: MostProbable | None = None
@@ -176,12 +176,16 @@ class TileKernel:
         """Make all buffers finite again; return whether the rows are finite."""
         for buffer in self.tiling.finite:
             buffer.fill(1.0)
-        return bool(np.isfinite(rows).all())
+        return not np.isinf(rows).any() if self.plan.incomplete else bool(np.isfinite(rows).all())
 
-    def _in_blocks(self, rows: Floats) -> Iterator[tuple[slice, BlockKernel]]:
+    def _in_blocks(self, rows: Floats) -> Iterator[tuple[slice, BlockKernel | PatternKernel]]:
         """Yield blocks of rows for which tiles overflow, and the NumPy kernel that scores them."""
         if self._numpy_kernel is None:
-            self._numpy_kernel = BlockKernel(self.plan.centred, min(self.n_rows, MAX_OVERFLOWING_ROWS))
+            plan, n_rows = self.plan.centred, min(self.n_rows, MAX_OVERFLOWING_ROWS)
+            if self.plan.incomplete:
+                self._numpy_kernel = PatternKernel(plan, n_rows, Patterns(plan.parameters))
+            else:
+                self._numpy_kernel = BlockKernel(plan, n_rows)
         for begin in range(0, len(rows), self._numpy_kernel.n_rows):
             yield slice(begin, begin + self._numpy_kernel.n_rows), self._numpy_kernel
 

@@ -24,12 +24,10 @@ from emtau_dask.kernels.loop import (
     zero_if_finite,
 )
 from emtau_dask.kernels.products import inlined, loop, multiply, subtract_transposed
-from emtau_dask.kernels.vectors import VECTOR_BYTES, in_full_vectors
+from emtau_dask.kernels.vectors import LANES, in_full_vectors
 from emtau_dask.mixture.cutoff import ROUNDING
 from emtau_dask.mixture.linalg import AnyArray, Floats, Ints
 
-LANES = VECTOR_BYTES // 8
-"""Values in a vector of the machine."""
 HALF = 0.5 * (1.0 - ROUNDING)
 
 

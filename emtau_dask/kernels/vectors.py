@@ -34,6 +34,8 @@ def _vector_bytes() -> int:
 
 
 VECTOR_BYTES = _vector_bytes()
+LANES = VECTOR_BYTES // 8
+"""Values of float64 in a vector of the machine."""
 
 
 def _in_full_vectors(_: Any) -> Any:
@@ -185,14 +187,14 @@ def _product(
     return sums.vectors()
 
 
-def _multiply_some(rows: int) -> Any:
-    """Return a step: ``out[i:, t:] = left[k : k + rows, :depth] @ right[:depth, t : t + 3 vectors]``."""
+def _multiply_some(rows: int, columns: int = COLUMNS) -> Any:
+    """Return a step: ``out[i:, t:] = left[k : k + rows, :depth] @ right[:depth, t : t + vectors]``."""
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
         def load(j: Any, column: int) -> Any:
             return b.load(b.place(j, t, 0, column))
 
-        sums = _product(builder, (rows, COLUMNS), lambda j, row: a.place(k, j, row), a, load, depth)
+        sums = _product(builder, (rows, columns), lambda j, row: a.place(k, j, row), a, load, depth)
         for (row, column), vector in sums.items():
             c.store(vector, c.place(i, t, row, column))
 
@@ -331,6 +333,7 @@ def _transpose(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, t: Any, f: Any,
 
 transpose_four = _vectorised(_transpose, SIDE)
 multiply_one, multiply_two, multiply_three, multiply_four = map(_multiply_some, range(1, ROWS + 1))
+multiply_row = _multiply_some(1, columns=1)
 one_by_one = _multiply_some_transposed(1, 1)
 one_by_three, two_by_three, three_by_three, four_by_three = (
     _multiply_some_transposed(rows, COLUMNS) for rows in range(1, ROWS + 1)

@@ -36,6 +36,8 @@ LIMIT = 1e-12
 """Maximum error of a log-density by products (nats); it is about ε times `conditions`."""
 SINGLE_LIMIT = 1e-5
 """The same for products in float32, of rows that are stored in float32."""
+MISSING_LIMIT = 1e-10
+"""Maximum error of expected values by compiled tiles (standard deviations), about ε times `conditions`."""
 STATISTICS_SLACK = 4.0
 """Maximum relative error of a component's new variances, in units of the limits above."""
 MAX_FEATURES, MAX_FEATURES_OF_ONE, FEATURES_PER_COMPONENT = 96, 10, 2
@@ -187,12 +189,15 @@ class KernelPlan:
     cutoffs : Cutoffs or None
         Cut-offs by which compiled tiles skip components that do not count for a row, in the centred form;
         None if they score all.
+    incomplete : bool
+        Whether compiled tiles score rows with missing values, in the centred form.
     """
 
     parameters: MixtureParameters
     frame: Frame | None = None
     single: bool = False
     cutoffs: Cutoffs | None = None
+    incomplete: bool = False
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -299,6 +304,18 @@ def plan_tiles(
     if not by_features or (structure.own_factors and d > MAX_FEATURES_IN_TILES):
         return KernelPlan(parameters)
     return _precise(parameters, LIMIT / SPARE_DIGITS if structure.own_factors else LIMIT)
+
+
+def plan_incomplete(parameters: MixtureParameters) -> KernelPlan:
+    """Return the plan by which compiled tiles score rows with missing values; by NumPy if digits would be lost.
+
+    Only components with their own factors are scored by tiles.
+    """
+    structure = parameters.structure
+    if structure.own_factors and fits_tiles(structure, parameters.n_features):
+        if (EPS * conditions(parameters, about_mean(parameters)) <= MISSING_LIMIT).all():
+            return KernelPlan(parameters, incomplete=True)
+    return plan_kernel(parameters)
 
 
 def _precise(parameters: MixtureParameters, limit: float) -> KernelPlan:
