@@ -3,8 +3,9 @@
 The expected values of what a row lacks minimise its distance from the component, so the completed row has the
 distance that its own values have (Ghahramani and Jordan 1994, "Supervised learning from incomplete data via
 an EM approach", section 3). With Λ the precision, m the missing features, and the row's missing values at the
-centre, these expected values are the centre less ``Λ_mm⁻¹ g_m``, where g is the gradient ``Λ (x − μ)``. Rows
-are scored and summed as they come: no pattern has to occur twice.
+centre of the mixture, the expected values are the centre less ``Λ_mm⁻¹ g_m``, where g is the gradient
+``Λ (x − μ)``. Rows are completed one by one, for all components at once: a vector has a number for each. No
+pattern of missing values has to occur twice.
 """
 
 from __future__ import annotations
@@ -12,42 +13,59 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-from emtau_dask.kernels import centred
 from emtau_dask.kernels.centred import CentredBuffers, CentredConstants, score_component, sum_all
-from emtau_dask.kernels.loop import logarithm, loops_of
-from emtau_dask.kernels.products import inlined, loop, subtract_transposed, sum_loop
-from emtau_dask.kernels.vectors import LANES, multiply_row
+from emtau_dask.kernels.loop import flattened, logarithm, loops_of, sort_places
+from emtau_dask.kernels.products import inlined, subtract_transposed, sum_loop
+from emtau_dask.kernels.vectors import (
+    LANES,
+    add_lanes,
+    add_product,
+    copy_lanes,
+    divide_lanes,
+    multiply_lanes,
+    multiply_row,
+    subtract_product,
+)
 
-MAX_KEPT = 8
-"""Maximum missing values of a row whose conditional covariances are kept until the row is summed."""
+KEPT = 32
+"""Mean number of inverses' entries that are kept for each row of a tile; others are computed twice."""
 LOG_2PI = 1.8378770664093453
 
-# What the centred form has, and
-#   centre       of the mixture, (d,)
-#   precisions   Λ by feature i, feature j and component, which are padded to whole vectors, (d, d, ≥ K)
-#   slopes       Λ (μ − centre), (d, ≥ K)
-#   inverted     Λ by component, (K, d, d)
+# What the centred form has, and for K components, padded to P in whole vectors,
+#   centre       of the mixture, repeated for each row of a tile, (T d,)
+#   precisions   Λ by feature i and feature j, (d, d, P)
+#   slopes       −Λ (μ − centre), (d, P)
+#   no_means     zeros, (1, P)
+#   no_scores    zeros, (1, T)
 MissingConstants: Any = namedtuple(  # type: ignore[misc]
-    "MissingConstants", (*CentredConstants._fields, "centre", "precisions", "slopes", "inverted")
+    "MissingConstants", (*CentredConstants._fields, "centre", "precisions", "slopes", "no_means", "no_scores")
 )
-# What the centred form has, and for the m missing values, n incomplete rows and T rows of a tile
-#   features     feature of each missing value, (T d + 1,)
-#   places       row of each missing value, (T d,)
-#   incomplete   the incomplete rows, (T + 1,)
-#   ends         end of the missing values of each incomplete row, (T + 1,)
-#   completed    expected values, (K, T d)
-#   scales       ½ ln |2π Λ_mm⁻¹| of each incomplete row, (K, T)
-#   kept         Λ_mm⁻¹ of each incomplete row of few missing values, one after the other, (K, T S)
-#   filled       a row less the centre, 0 for missing values, (1, d)
-#   gradients    (d, ≥ K)
-#   inverse      Λ_mm⁻¹ of a row, (d, d)
-#   n_incomplete n, (1,)
+# What the centred form has, and for T rows of a tile
+#   lacking      number of values that each row lacks, (T,)
+#   order        the rows by these numbers, (T,)
+#   ends         end of the rows of each number, (d + 2,)
+#   m            number of missing values, (1,)
+#   features     their features, (T d + 1,)
+#   rows         their rows, (T d + 1,)
+#   wheres       their places among the coordinates, (T d + 1,)
+#   centres      the centre's value of its feature, (T d,)
+#   expected     their expected values less the centre, (T d, P)
+#   pivots       of Λ_mm, for each missing value, (T d, P)
+#   inverses     −Λ_mm⁻¹ of incomplete rows, one after the other, and of one more row, (32 T + d², P)
+#   filled       the rows of the tile less the centre, 0 for missing values, (T, d)
+#   gradients    of a row, (d, P)
+#   completed    the expected values by component, (P, T d)
+#   logs         their shares of ½ ln |2π Λ_mm⁻¹| by component, (P, T d)
+#   responsibilities  by row, (T, P)
+#   covariances  conditional covariances, weighted and summed over the block, (d², P)
+#   minus_one    (1, P)
 MissingBuffers: Any = namedtuple(  # type: ignore[misc]
     "MissingBuffers",
     (
         *CentredBuffers._fields,
-        *("features", "places", "incomplete", "ends", "completed", "scales", "kept"),
-        *("filled", "gradients", "inverse", "n_incomplete"),
+        *("lacking", "order", "ends", "m", "features", "rows", "wheres", "centres"),
+        *("expected", "pivots", "inverses"),
+        *("filled", "gradients", "completed", "logs", "responsibilities", "covariances", "minus_one"),
     ),
 )
 
@@ -63,103 +81,120 @@ def squared_length(values: Any) -> Any:
 
 
 @inlined
-def _find(rows: Any, buffers: Any) -> None:
-    """Write which values of the rows (m, d) are missing."""
-    features, ends, used, n = buffers.features, buffers.ends, 0, 0
-    for t in range(len(rows)):
-        row, begin = rows[t], used
-        for f in range(len(row)):
-            features[used] = f
-            used += row[f] != row[f]
-        for c in range(begin, used):
-            buffers.places[c] = t
-        buffers.incomplete[n] = t
-        n += used > begin
-        ends[n] = used
-    buffers.n_incomplete[0] = n
+def _find(rows: Any, buffers: Any) -> Any:
+    """Write which values of the rows (m, d) are missing, row by row, those with few first; return their number.
 
-
-@loop
-def _invert(matrix: Any, of: Any, out: Any) -> Any:
-    """Write the inverse of ``matrix[of, of]``, of r features, into ``out[:r, :r]``; return its log-determinant.
-
-    It is computed by r pivots on the diagonal, which need no order for a positive-definite matrix.
+    Rows with equally many come together, so that the processor can foresee how often a loop runs.
     """
-    r, logs = len(of), 0.0
-    for i in range(r):
-        row, into = matrix[of[i]], out[i]
-        for j in range(r):
-            into[j] = row[of[j]]
-    for p in range(r):
-        of_pivot = out[p]
-        logs -= logarithm(of_pivot[p])
-        inverse = 1.0 / of_pivot[p]
-        of_pivot[p] = 1.0
-        for j in range(r):
-            of_pivot[j] *= inverse
-        for i in range(r):
-            if i != p:
-                into = out[i]
-                factor = into[p]
-                into[p] = 0.0
-                for j in range(r):
-                    into[j] -= factor * of_pivot[j]
-    return logs
-
-
-@loop
-def _complete(row: Any, of: Any, n: Any, begin: Any, kept: Any, constants: Any, buffers: Any) -> None:
-    """Write the expected values of the missing features ``of`` (r,) of a row, and their scales.
-
-    It is the n-th incomplete row of the tile. Its values begin at ``begin``, and what is kept at ``kept``.
-    """
-    filled, centre, gradients, inverse = buffers.filled[0], constants.centre, buffers.gradients, buffers.inverse
-    d, r = len(row), len(of)
+    counts, coordinates, order, features = buffers.lacking[: len(rows)], buffers.coordinates, buffers.order, buffers.features
+    d, tile = rows.shape[1], coordinates.shape[1]
+    for t in range(len(counts)):
+        counts[t] = 0
     for f in range(d):
-        filled[f] = row[f] - centre[f] if row[f] == row[f] else 0.0
-    for c in range(r):
-        of_feature = constants.precisions[of[c]]
-        for column in range(0, gradients.shape[1], LANES):
-            multiply_row(buffers.filled, of_feature, gradients, 0, column, c, d)
-        gradient, slope = gradients[c], constants.slopes[of[c]]
-        for k in range(len(gradient)):
-            gradient[k] -= slope[k]
-    for k in range(len(buffers.scores)):
-        logs = _invert(constants.inverted[k], of, inverse)
-        buffers.scales[k, n] = 0.5 * (logs + r * LOG_2PI)
+        of_feature = coordinates[f]
+        for t in range(len(counts)):
+            counts[t] += of_feature[t] != of_feature[t]
+    sort_places(counts, buffers.ends, order)
+    used = 0
+    for n in range(buffers.ends[0], len(rows)):
+        t = order[n]
+        row = rows[t]
+        for f in range(d):
+            features[used] = f
+            buffers.rows[used] = t
+            buffers.wheres[used] = f * tile + t
+            used += row[f] != row[f]
+    return used
+
+
+@inlined
+def _invert(of: Any, place: Any, begin: Any, constants: Any, buffers: Any) -> None:
+    """Write ``−Λ_mm⁻¹`` for the missing features ``of`` (r,) to a place among the inverses, and the pivots.
+
+    The pivots are written from ``begin`` on. Rows are swept one after the other (Beaton 1964, "The use of
+    special matrix operators in statistical calculus"); a positive-definite matrix needs no other order.
+    """
+    inverses, pivots, r = buffers.inverses, buffers.pivots, len(of)
+    for column in range(0, inverses.shape[1], LANES):
         for i in range(r):
-            expected = centre[of[i]]
+            of_feature = constants.precisions[of[i]]
             for j in range(r):
-                expected -= inverse[i, j] * gradients[j, k]
-            buffers.completed[k, begin + i] = expected
-        if r <= MAX_KEPT:
-            place = kept
+                copy_lanes(of_feature, of_feature, inverses, of[j], column, place + i * r + j, 0)
+        for p in range(r):
+            row = place + p * r
+            copy_lanes(inverses, inverses, pivots, row + p, column, begin + p, 0)
+            divide_lanes(buffers.minus_one, pivots, inverses, 0, column, row + p, begin + p)
+            for j in range(r):
+                if j != p:
+                    divide_lanes(inverses, pivots, inverses, row + j, column, row + j, begin + p)
             for i in range(r):
-                for j in range(i, r):
-                    buffers.kept[k, place] = inverse[i, j]
-                    place += 1
+                if i != p:
+                    other = place + i * r
+                    for j in range(r):
+                        if j != p:
+                            subtract_product(
+                                inverses, inverses, inverses, other + p, column, other + j, row + j
+                            )
+                    copy_lanes(inverses, inverses, inverses, row + i, column, other + p, 0)
+
+
+@inlined
+def _expect(t: Any, of: Any, place: Any, begin: Any, constants: Any, buffers: Any) -> None:
+    """Write the expected values of the missing features ``of`` (r,) of a row, and their pivots.
+
+    They are written from ``begin`` on, and the inverse to a ``place`` among the inverses.
+    """
+    gradients, inverses, r, d = buffers.gradients, buffers.inverses, len(of), buffers.filled.shape[1]
+    _invert(of, place, begin, constants, buffers)
+    for column in range(0, gradients.shape[1], LANES):
+        for i in range(r):
+            multiply_row(buffers.filled, constants.precisions[of[i]], gradients, t, column, i, d)
+            add_lanes(gradients, constants.slopes, gradients, i, column, i, of[i])
+        for i in range(r):
+            multiply_lanes(inverses, gradients, buffers.expected, place + i * r, column, begin + i, 0)
+            for j in range(1, r):
+                add_product(inverses, gradients, buffers.expected, place + i * r + j, column, begin + i, j)
+
+
+@inlined
+def _place_of(kept: Any, r: Any, buffers: Any) -> Any:
+    """Return the place for the inverse of a row with r missing values: ``kept``, or the last if all are full."""
+    last = len(buffers.inverses) - len(buffers.covariances)
+    return kept if kept + r * r <= last else last
 
 
 @inlined
 def fill(constants: Any, rows: Any, buffers: Any) -> None:
-    """Write the coordinates of a tile, and the expected values of the missing ones."""
+    """Write the coordinates of a tile, and what is expected of the missing ones."""
     subtract_transposed(rows, constants.origin, buffers.coordinates)
-    _find(rows, buffers)
+    buffers.m[0] = m = _find(rows, buffers)
+    values, filled, centre = flattened(rows), flattened(buffers.filled), constants.centre
+    for i in range(len(values)):
+        filled[i] = values[i] - centre[i] if values[i] == values[i] else 0.0
     begin = kept = 0
-    for n in range(buffers.n_incomplete[0]):
-        end = buffers.ends[n + 1]
-        of, r = buffers.features[begin:end], end - begin
-        _complete(rows[buffers.incomplete[n]], of, n, begin, kept, constants, buffers)
-        kept += r * (r + 1) // 2 if r <= MAX_KEPT else 0
-        begin = end
+    for n in range(buffers.ends[0], len(rows)):
+        t = buffers.order[n]
+        r = buffers.lacking[t]
+        place = _place_of(kept, r, buffers)
+        _expect(t, buffers.features[begin : begin + r], place, begin, constants, buffers)
+        kept += r * r if place == kept else 0
+        begin += r
+    pivots = buffers.pivots[:m]
+    logs = flattened(pivots)
+    for i in range(len(logs)):
+        logs[i] = 0.5 * (LOG_2PI - logarithm(logs[i]))
+    subtract_transposed(pivots, constants.no_means, buffers.logs)
+    subtract_transposed(buffers.expected[:m], constants.no_means, buffers.completed)
+    for c in range(m):
+        buffers.centres[c] = centre[buffers.features[c]]
 
 
 @inlined
 def _write_completed(k: Any, buffers: Any) -> None:
     """Write the expected values of component k into the tile."""
-    completed = buffers.completed[k]
-    for c in range(buffers.ends[buffers.n_incomplete[0]]):
-        buffers.coordinates[buffers.features[c], buffers.places[c]] = completed[c]
+    coordinates, completed = flattened(buffers.coordinates), buffers.completed[k]
+    for c in range(buffers.m[0]):
+        coordinates[buffers.wheres[c]] = buffers.centres[c] + completed[c]
 
 
 @inlined
@@ -169,31 +204,30 @@ def score(constants: Any, buffers: Any) -> None:
     for k in range(len(buffers.scores)):
         _write_completed(k, buffers)
         score_component(k, constants, coordinates, k, buffers.scores)
-        of_component, scales = buffers.scores[k], buffers.scales[k]
-        for n in range(buffers.n_incomplete[0]):
-            of_component[buffers.incomplete[n]] += scales[n]
+        of_component, logs = buffers.scores[k], buffers.logs[k]
+        for c in range(buffers.m[0]):
+            of_component[buffers.rows[c]] += logs[c]
 
 
 @inlined
-def _add_covariances(k: Any, constants: Any, buffers: Any, scatter: Any) -> None:
-    """Add the conditional covariances of the missing values, times responsibilities of component k."""
-    responsibilities, of_component = buffers.scores[k], buffers.kept[k]
+def _add_covariances(n_rows: Any, constants: Any, buffers: Any) -> None:
+    """Add the conditional covariances of the missing values, times the responsibilities of their rows."""
+    d, responsibilities, covariances = len(buffers.mean), buffers.responsibilities, buffers.covariances
+    subtract_transposed(buffers.scores, constants.no_scores, responsibilities)
     begin = kept = 0
-    for n in range(buffers.n_incomplete[0]):
-        end = buffers.ends[n + 1]
-        of, r, weight = buffers.features[begin:end], end - begin, responsibilities[buffers.incomplete[n]]
-        if r > MAX_KEPT:
-            _invert(constants.inverted[k], of, buffers.inverse)
+    for n in range(buffers.ends[0], n_rows):
+        t = buffers.order[n]
+        r = buffers.lacking[t]
+        of, place = buffers.features[begin : begin + r], _place_of(kept, r, buffers)
+        if place != kept:
+            _invert(of, place, begin, constants, buffers)
+        for column in range(0, covariances.shape[1], LANES):
             for i in range(r):
                 for j in range(i, r):
-                    scatter[of[i], of[j]] += weight * buffers.inverse[i, j]
-        else:
-            for i in range(r):
-                into = scatter[of[i]]
-                for j in range(i, r):
-                    into[of[j]] += weight * of_component[kept]
-                    kept += 1
-        begin = end
+                    entry, into = place + i * r + j, of[i] * d + of[j]
+                    subtract_product(buffers.inverses, responsibilities, covariances, entry, column, into, t)
+        kept += r * r if place == kept else 0
+        begin += r
 
 
 @inlined
@@ -202,9 +236,21 @@ def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any)
     for k in range(len(buffers.scores)):
         _write_completed(k, buffers)
         sum_all(k, buffers, moments)
-        _add_covariances(k, constants, buffers, moments.scatter[k])
+    _add_covariances(len(rows), constants, buffers)
+
+
+@inlined
+def finish(constants: Any, buffers: Any, moments: Any) -> None:
+    """Add the conditional covariances of a block to its scatter."""
+    d, covariances = len(buffers.mean), buffers.covariances
+    for i in range(d):
+        for j in range(i, d):
+            of_features = covariances[i * d + j]
+            for k in range(len(moments.scatter)):
+                moments.scatter[k, i, j] += of_features[k]
+                of_features[k] = 0.0
 
 
 loops = loops_of(
-    "missing", fill=fill, score=score, collect=collect, finish=centred.finish, squared_length=squared_length
+    "missing", fill=fill, score=score, collect=collect, finish=finish, squared_length=squared_length
 )

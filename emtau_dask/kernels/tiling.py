@@ -334,32 +334,41 @@ def _missing_parts(
     """Return constants, buffers, and finite buffers for rows with missing values."""
     parameters, (K, tile), form = plan.parameters, scores.shape, loops.missing
     constants, buffers, finite = _centred_parts(plan, loops.centred, side, scores, extra)
-    d, centre = parameters.n_features, about_mean(parameters).centre
+    d, centre, padded = parameters.n_features, about_mean(parameters).centre, K + -K % form.LANES
     inverted = parameters.structure.precisions(parameters.precisions_cholesky)
-    padding = [(0, 0), (0, 0), (0, -K % loops.missing.LANES)]
-    precisions = np.pad(inverted.transpose(1, 2, 0), padding)
-    slopes = np.pad(np.einsum("kij,kj->ik", inverted, parameters.means - centre), padding[1:])
+    precisions, slopes = np.zeros((d, d, padded)), np.zeros((d, padded))
+    precisions[...] = np.eye(d)[:, :, np.newaxis]
+    precisions[..., :K] = inverted.transpose(1, 2, 0)
+    slopes[:, :K] = -np.einsum("kij,kj->ik", inverted, parameters.means - centre)
     # A row's log-density may be larger by the volume of what it lacks.
-    beyond = np.log(2.0 * np.pi * np.einsum("kii->ki", parameters.covariances).max(axis=0))
-    beyond = float(np.maximum(0.0, 0.5 * beyond).sum())
+    volumes = np.log(2.0 * np.pi * np.einsum("kii->ki", parameters.covariances).max(axis=0))
+    beyond = float(np.maximum(0.0, 0.5 * volumes).sum())
     constants = constants._replace(log_scales=plan.log_scales - beyond, ceiling=plan.ceiling + beyond)
-    shared = np.array(centre), precisions, slopes, np.array(inverted)
-    few = min(d, form.MAX_KEPT)
+    of_values = tile * d, padded
+    shared = np.tile(centre, tile), precisions, slopes, np.zeros((1, padded)), np.zeros((1, tile))
+    numbers = partial(np.zeros, dtype=np.intp)
     return (
         form.MissingConstants(*constants, *shared),
         form.MissingBuffers(
             *buffers,
-            features=np.zeros(tile * d + 1, np.intp),
-            places=np.zeros(tile * d, np.intp),
-            incomplete=np.zeros(tile + 1, np.intp),
-            ends=np.zeros(tile + 1, np.intp),
-            completed=np.empty((K, tile * d)),
-            scales=np.empty((K, tile)),
-            kept=np.empty((K, tile * few * (few + 1) // 2)),
-            filled=np.empty((1, d)),
-            gradients=np.empty(slopes.shape),
-            inverse=np.empty((d, d)),
-            n_incomplete=np.zeros(1, np.intp),
+            lacking=numbers(tile),
+            order=numbers(tile),
+            ends=numbers(d + 2),
+            m=numbers(1),
+            features=numbers(tile * d + 1),
+            rows=numbers(tile * d + 1),
+            wheres=numbers(tile * d + 1),
+            centres=np.empty(tile * d),
+            expected=lines(*of_values, DOUBLE),
+            pivots=lines(*of_values, DOUBLE),
+            inverses=lines(form.KEPT * tile + d * d, padded, DOUBLE),
+            filled=np.empty((tile, d)),
+            gradients=lines(d, padded, DOUBLE),
+            completed=np.empty(of_values[::-1]),
+            logs=np.empty(of_values[::-1]),
+            responsibilities=np.zeros((tile, padded)),
+            covariances=np.zeros((d * d, padded)),
+            minus_one=np.full((1, padded), -1.0),
         ),
         finite,
     )

@@ -321,6 +321,17 @@ def _square_some(columns: int) -> Any:
     return _vectorised(write)
 
 
+def _lanewise(compute: Callable[..., Any]) -> Any:
+    """Return a step: the vector of out[i] at t becomes ``compute`` of those of left[k], right[j] and its own."""
+
+    def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, j: Any) -> None:
+        into = c.place(i, t)
+        vectors = a.load(a.place(k, t)), b.load(b.place(j, t)), c.load(into)
+        c.store(compute(builder, *vectors), into)
+
+    return _vectorised(write)
+
+
 def _transpose(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, t: Any, f: Any, i: Any, row: Any) -> None:
     """Write ``(left[t : t + 4, f : f + 4] - right[row, f : f + 4]).T`` into ``out[i : i + 4, t : t + 4]``."""
     centre = b.load(b.place(row, f))
@@ -341,3 +352,9 @@ one_by_three, two_by_three, three_by_three, four_by_three = (
 subtract_one, subtract_two, subtract_three, subtract_four = map(_subtract_some, range(1, ROWS + 1))
 scatter_some, scatter_own = map(_vectorised_about, (_write_scatter, _write_own_scatter))
 square_one, square_two, square_three = (_square_some(columns) for columns in range(1, COLUMNS + 1))
+copy_lanes = _lanewise(lambda builder, a, b, c: a)
+add_lanes = _lanewise(lambda builder, a, b, c: builder.fadd(a, b))
+multiply_lanes = _lanewise(lambda builder, a, b, c: builder.fmul(a, b))
+divide_lanes = _lanewise(lambda builder, a, b, c: builder.fdiv(a, b))
+add_product = _lanewise(lambda builder, a, b, c: builder.fadd(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",)))
+subtract_product = _lanewise(lambda builder, a, b, c: builder.fsub(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",)))
