@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from emtau_dask.em.compiling import noted
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import Acceleration, EmSettings
 from emtau_dask.em.state import RunState
@@ -180,7 +182,8 @@ def run_pass(
         sums = _e_step(problem, state, plan, settings, this_pass, None if this_pass.sample else writer())
         return _result(problem, state, plan, settings, this_pass, sums)
 
-    result = _with_enough_digits(run, plan)
+    with nullcontext() if plan.cutoffs is None else noted(problem.context.observer):
+        result = _with_enough_digits(run, plan)
     if result.collapse is not None and settings.acceleration is None:
         raise result.collapse
     return result

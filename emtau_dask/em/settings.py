@@ -157,9 +157,9 @@ def check_missing(requested: Settings, *, responsibilities: bool) -> None:
     """Raise `ConfigError` if ``missing="marginalise"`` conflicts with given responsibilities."""
     if marginalises(requested.missing) and responsibilities:
         raise ConfigError(
-            "responsibilities_init is given with missing='marginalise', but a start from responsibilities needs "
-            "complete rows. Give weights_init, means_init and precisions_init, or set missing='drop', which "
-            "leaves incomplete rows out."
+            "responsibilities_init is given with missing='marginalise', but it needs complete rows. "
+            "Give weights_init, means_init and precisions_init, or set missing='drop', which leaves "
+            "incomplete rows out."
         )
 
 

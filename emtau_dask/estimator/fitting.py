@@ -298,7 +298,14 @@ def run_fit(
     """
     rows, features = sources.rows.shape
     if settings.compiled and executor.in_process:
-        compile_ahead(settings.structure, settings.requested.n_components, sources.rows, observer)
+        requested = settings.requested
+        compile_ahead(
+            settings.structure,
+            requested.n_components,
+            sources.rows,
+            observer,
+            missing=marginalises(requested.missing),
+        )
     LOG.info(
         "fit %s: %s rows, %d features, %d components (%s), %s, on %s",
         how,

@@ -82,11 +82,16 @@ def squared_length(values: Any) -> Any:
 
 @inlined
 def _find(rows: Any, buffers: Any) -> Any:
-    """Write which values of the rows (m, d) are missing, row by row, those with few first; return their number.
+    """Write which values of the rows (m, d) are missing, row by row; return their number.
 
-    Rows with equally many come together, so that the processor can foresee how often a loop runs.
+    Rows that lack equally many come together, so that the processor can foresee how often a loop runs.
     """
-    counts, coordinates, order, features = buffers.lacking[: len(rows)], buffers.coordinates, buffers.order, buffers.features
+    counts, coordinates, order, features = (
+        buffers.lacking[: len(rows)],
+        buffers.coordinates,
+        buffers.order,
+        buffers.features,
+    )
     d, tile = rows.shape[1], coordinates.shape[1]
     for t in range(len(counts)):
         counts[t] = 0
@@ -108,34 +113,38 @@ def _find(rows: Any, buffers: Any) -> Any:
 
 
 @inlined
+def _sweep(place: Any, p: Any, r: Any, column: Any, begin: Any, buffers: Any) -> None:
+    """Sweep the p-th of r rows of the matrix at a place among the inverses; write the pivot."""
+    inverses, pivots, row = buffers.inverses, buffers.pivots, place + p * r
+    copy_lanes(inverses, inverses, pivots, row + p, column, begin + p, 0)
+    divide_lanes(buffers.minus_one, pivots, inverses, 0, column, row + p, begin + p)
+    for j in range(r):
+        if j != p:
+            divide_lanes(inverses, pivots, inverses, row + j, column, row + j, begin + p)
+    for i in range(r):
+        other = place + i * r
+        if i != p:
+            for j in range(r):
+                if j != p:
+                    subtract_product(inverses, inverses, inverses, other + p, column, other + j, row + j)
+            copy_lanes(inverses, inverses, inverses, row + i, column, other + p, 0)
+
+
+@inlined
 def _invert(of: Any, place: Any, begin: Any, constants: Any, buffers: Any) -> None:
     """Write ``−Λ_mm⁻¹`` for the missing features ``of`` (r,) to a place among the inverses, and the pivots.
 
     The pivots are written from ``begin`` on. Rows are swept one after the other (Beaton 1964, "The use of
     special matrix operators in statistical calculus"); a positive-definite matrix needs no other order.
     """
-    inverses, pivots, r = buffers.inverses, buffers.pivots, len(of)
+    inverses, r = buffers.inverses, len(of)
     for column in range(0, inverses.shape[1], LANES):
         for i in range(r):
             of_feature = constants.precisions[of[i]]
             for j in range(r):
                 copy_lanes(of_feature, of_feature, inverses, of[j], column, place + i * r + j, 0)
         for p in range(r):
-            row = place + p * r
-            copy_lanes(inverses, inverses, pivots, row + p, column, begin + p, 0)
-            divide_lanes(buffers.minus_one, pivots, inverses, 0, column, row + p, begin + p)
-            for j in range(r):
-                if j != p:
-                    divide_lanes(inverses, pivots, inverses, row + j, column, row + j, begin + p)
-            for i in range(r):
-                if i != p:
-                    other = place + i * r
-                    for j in range(r):
-                        if j != p:
-                            subtract_product(
-                                inverses, inverses, inverses, other + p, column, other + j, row + j
-                            )
-                    copy_lanes(inverses, inverses, inverses, row + i, column, other + p, 0)
+            _sweep(place, p, r, column, begin, buffers)
 
 
 @inlined
@@ -158,7 +167,7 @@ def _expect(t: Any, of: Any, place: Any, begin: Any, constants: Any, buffers: An
 
 @inlined
 def _place_of(kept: Any, r: Any, buffers: Any) -> Any:
-    """Return the place for the inverse of a row with r missing values: ``kept``, or the last if all are full."""
+    """Return the place for the inverse of a row with r missing values: ``kept``, or the last one."""
     last = len(buffers.inverses) - len(buffers.covariances)
     return kept if kept + r * r <= last else last
 

@@ -322,7 +322,7 @@ def _square_some(columns: int) -> Any:
 
 
 def _lanewise(compute: Callable[..., Any]) -> Any:
-    """Return a step: the vector of out[i] at t becomes ``compute`` of those of left[k], right[j] and its own."""
+    """Return a step that computes the vector out[i, t:] from left[k, t:], right[j, t:] and itself."""
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, j: Any) -> None:
         into = c.place(i, t)
@@ -356,5 +356,9 @@ copy_lanes = _lanewise(lambda builder, a, b, c: a)
 add_lanes = _lanewise(lambda builder, a, b, c: builder.fadd(a, b))
 multiply_lanes = _lanewise(lambda builder, a, b, c: builder.fmul(a, b))
 divide_lanes = _lanewise(lambda builder, a, b, c: builder.fdiv(a, b))
-add_product = _lanewise(lambda builder, a, b, c: builder.fadd(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",)))
-subtract_product = _lanewise(lambda builder, a, b, c: builder.fsub(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",)))
+add_product = _lanewise(
+    lambda builder, a, b, c: builder.fadd(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",))
+)
+subtract_product = _lanewise(
+    lambda builder, a, b, c: builder.fsub(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",))
+)

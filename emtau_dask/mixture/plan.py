@@ -36,6 +36,8 @@ LIMIT = 1e-12
 """Maximum error of a log-density by products (nats); it is about ε times `conditions`."""
 SINGLE_LIMIT = 1e-5
 """The same for products in float32, of rows that are stored in float32."""
+MAX_PRECISION_BYTES = 2**23
+"""Maximum size of the precisions with which compiled tiles score rows with missing values (bytes)."""
 MISSING_LIMIT = 1e-10
 """Maximum error of expected values by compiled tiles (standard deviations), about ε times `conditions`."""
 STATISTICS_SLACK = 4.0
@@ -307,15 +309,20 @@ def plan_tiles(
 
 
 def plan_incomplete(parameters: MixtureParameters) -> KernelPlan:
-    """Return the plan by which compiled tiles score rows with missing values; by NumPy if digits would be lost.
+    """Return the plan by which compiled tiles score rows with missing values.
 
-    Only components with their own factors are scored by tiles.
+    It is that of NumPy if components share factors, if digits would be lost, or if the precisions of all
+    components are too large for a tile.
     """
-    structure = parameters.structure
-    if structure.own_factors and fits_tiles(structure, parameters.n_features):
-        if (EPS * conditions(parameters, about_mean(parameters)) <= MISSING_LIMIT).all():
-            return KernelPlan(parameters, incomplete=True)
-    return plan_kernel(parameters)
+    (K, d), own = parameters.means.shape, parameters.structure.own_factors
+    if not own or 8 * K * d**2 > MAX_PRECISION_BYTES:
+        return plan_kernel(parameters)
+    errors = EPS * conditions(parameters, about_mean(parameters))
+    return (
+        KernelPlan(parameters, incomplete=True)
+        if (errors <= MISSING_LIMIT).all()
+        else plan_kernel(parameters)
+    )
 
 
 def _precise(parameters: MixtureParameters, limit: float) -> KernelPlan:
