@@ -198,7 +198,7 @@ OPTIONS = (
         "model.missing",
         "HOW",
         "What NaN means: raise (an error, the default), drop (the row is left out) or marginalise (a missing "
-        "value; --algorithm em).",
+        "value, over which the fit integrates).",
         str,
     ),
     FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),

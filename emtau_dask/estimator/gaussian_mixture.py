@@ -74,10 +74,10 @@ class GaussianMixture(ConditionedMixture):
         Whether quasi-Newton steps replace those of EM between passes over all rows (and on samples). A step
         that lowers the log-likelihood is rejected. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
     missing : {"raise", "drop", "marginalise"}, default="raise"
-        What NaN means: an error; a row that is not used; or a missing value, over which predictions and
-        scores integrate (also spelt ``"marginalize"``). With ``"drop"`` rows with NaN
-        have the label -1, and NaN as responsibilities and log-likelihoods. A fit integrates over missing
-        values with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
+        What NaN means: an error; a row that is not used; or a missing value, over which fits,
+        predictions and scores integrate (also spelt ``"marginalize"``). With ``"drop"`` rows with NaN
+        have the label -1, and NaN as responsibilities and log-likelihoods. With ``"marginalise"`` a fit begins
+        on sampled complete rows.
 
     Attributes
     ----------
