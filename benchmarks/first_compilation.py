@@ -26,7 +26,6 @@ from sklearn.datasets import make_blobs
 
 from emtau_dask import GaussianMixture
 
-
 Seconds = tuple[float, float]
 """Of the clock, and of all processors."""
 

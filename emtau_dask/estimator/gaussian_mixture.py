@@ -76,8 +76,8 @@ class GaussianMixture(ConditionedMixture):
     missing : {"raise", "drop", "marginalise"}, default="raise"
         What NaN means: an error; a row that is not used; or a missing value, over which fits,
         predictions and scores integrate (also spelt ``"marginalize"``). With ``"drop"`` rows with NaN
-        have the label -1, and NaN as responsibilities and log-likelihoods. With ``"marginalise"`` a fit begins
-        on sampled complete rows.
+        have the label -1, and NaN as responsibilities and log-likelihoods. Fits that integrate
+        begin on sampled complete rows.
 
     Attributes
     ----------
