@@ -21,6 +21,8 @@ KEY = "emtau.compiled"
 MIN_PRODUCTS = 2**26
 """Minimum products of features and coefficients in an iteration for which a fit is compiled. They take about
 ten milliseconds; importing numba takes half a second, and the first compilation a few seconds."""
+MIN_PRODUCTS_WITH_MISSING = 2**22
+"""The same if values may be missing, where NumPy takes a hundred times as long."""
 MIN_PRODUCTS_ONCE = 2**32
 """Minimum products of a single pass for which it is compiled; NumPy takes seconds for them."""
 COMPILES = "compiling loops: once per machine, some seconds"
@@ -43,11 +45,14 @@ def compile_setting() -> str:
     return setting
 
 
-def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
+def worth_compiling(
+    client: Any, shape: tuple[int, ...], covariance_type: str, n_components: int, *, missing: bool = False
+) -> bool:
     """Return whether a fit uses the compiled loops where it can.
 
-    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `MIN_PRODUCTS`,
-    unless they do not support so many features, or this process or a worker cannot compile.
+    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `MIN_PRODUCTS`, or
+    `MIN_PRODUCTS_WITH_MISSING`, unless they do not support so many features, or this process or a worker
+    cannot compile.
 
     Parameters
     ----------
@@ -56,14 +61,18 @@ def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n
         Rows and features.
     covariance_type : str
     n_components : int
+    missing : bool, default=False
+        Whether values may be missing; then only components with their own factors use them.
 
     Raises
     ------
     ConfigError
         The setting cannot be used.
     """
-    n_rows, n_features = shape
-    return _worth(client, n_rows, n_features, covariance_type, n_components, MIN_PRODUCTS)
+    (n_rows, n_features), least = shape, MIN_PRODUCTS_WITH_MISSING if missing else MIN_PRODUCTS
+    if missing and not structure_named(covariance_type).own_factors:
+        return False
+    return _worth(client, n_rows, n_features, covariance_type, n_components, least)
 
 
 def worth_compiling_once(

@@ -192,10 +192,13 @@ def fit_settings(
 
 
 def compiled_here(requested: Settings, sources: FitSources, executor: Executor) -> bool:
-    """Return whether a fit uses compiled loops; with missing values they need the covariance type full."""
-    own = structure_named(requested.covariance_type).own_factors
-    return (own or not marginalises(requested.missing)) and worth_compiling(
-        executor.client, sources.rows.shape, requested.covariance_type, requested.n_components
+    """Return whether a fit uses compiled loops."""
+    return worth_compiling(
+        executor.client,
+        sources.rows.shape,
+        requested.covariance_type,
+        requested.n_components,
+        missing=marginalises(requested.missing),
     )
 
 

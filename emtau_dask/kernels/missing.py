@@ -11,7 +11,7 @@ pattern of missing values has to occur twice.
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 from emtau_dask.kernels.centred import CentredBuffers, CentredConstants, score_component, sum_all
 from emtau_dask.kernels.loop import flattened, logarithm, loops_of, sort_places
@@ -26,21 +26,40 @@ from emtau_dask.kernels.vectors import (
     multiply_row,
     subtract_product,
 )
+from emtau_dask.mixture.linalg import Floats
 
 KEPT = 32
 """Mean number of inverses' entries that are kept for each row of a tile; others are computed twice."""
 LOG_2PI = 1.8378770664093453
 
-# What the centred form has, and for K components, padded to P in whole vectors,
+
+class LaneConstants(NamedTuple):
+    """Constants with a number for each component, padded to P in whole vectors."""
+
+    precisions: Floats  # Λ by feature i and feature j, (d, d, P)
+    slopes: Floats  # −Λ (μ − centre), (d, P)
+    minus_one: Floats  # (1, P)
+
+
+class LaneBuffers(NamedTuple):
+    """Buffers with a number for each component, for T rows of a tile."""
+
+    filled: Floats  # the rows less the centre, 0 for missing values, (T, d)
+    gradients: Floats  # of a row, (d, P)
+    expected: Floats  # expected values less the centre, for each missing value, (T d, P)
+    pivots: Floats  # of Λ_mm, for each missing value, (T d, P)
+    inverses: Floats  # −Λ_mm⁻¹ of incomplete rows, one after the other, and of one more row, (32 T + d², P)
+
+
+# What the centred form has, and
 #   centre       of the mixture, repeated for each row of a tile, (T d,)
-#   precisions   Λ by feature i and feature j, (d, d, P)
-#   slopes       −Λ (μ − centre), (d, P)
 #   no_means     zeros, (1, P)
 #   no_scores    zeros, (1, T)
+#   lanes        `LaneConstants`
 MissingConstants: Any = namedtuple(  # type: ignore[misc]
-    "MissingConstants", (*CentredConstants._fields, "centre", "precisions", "slopes", "no_means", "no_scores")
+    "MissingConstants", (*CentredConstants._fields, "centre", "no_means", "no_scores", "lanes")
 )
-# What the centred form has, and for T rows of a tile
+# What the centred form has, and
 #   lacking      number of values that each row lacks, (T,)
 #   order        the rows by these numbers, (T,)
 #   ends         end of the rows of each number, (d + 2,)
@@ -49,23 +68,17 @@ MissingConstants: Any = namedtuple(  # type: ignore[misc]
 #   rows         their rows, (T d + 1,)
 #   wheres       their places among the coordinates, (T d + 1,)
 #   centres      the centre's value of its feature, (T d,)
-#   expected     their expected values less the centre, (T d, P)
-#   pivots       of Λ_mm, for each missing value, (T d, P)
-#   inverses     −Λ_mm⁻¹ of incomplete rows, one after the other, and of one more row, (32 T + d², P)
-#   filled       the rows of the tile less the centre, 0 for missing values, (T, d)
-#   gradients    of a row, (d, P)
 #   completed    the expected values by component, (P, T d)
 #   logs         their shares of ½ ln |2π Λ_mm⁻¹| by component, (P, T d)
 #   responsibilities  by row, (T, P)
 #   covariances  conditional covariances, weighted and summed over the block, (d², P)
-#   minus_one    (1, P)
+#   lanes        `LaneBuffers`
 MissingBuffers: Any = namedtuple(  # type: ignore[misc]
     "MissingBuffers",
     (
         *CentredBuffers._fields,
         *("lacking", "order", "ends", "m", "features", "rows", "wheres", "centres"),
-        *("expected", "pivots", "inverses"),
-        *("filled", "gradients", "completed", "logs", "responsibilities", "covariances", "minus_one"),
+        *("completed", "logs", "responsibilities", "covariances", "lanes"),
     ),
 )
 
@@ -113,11 +126,11 @@ def _find(rows: Any, buffers: Any) -> Any:
 
 
 @inlined
-def _sweep(place: Any, p: Any, r: Any, column: Any, begin: Any, buffers: Any) -> None:
+def _sweep(place: Any, p: Any, r: Any, column: Any, begin: Any, constants: Any, buffers: Any) -> None:
     """Sweep the p-th of r rows of the matrix at a place among the inverses; write the pivot."""
     inverses, pivots, row = buffers.inverses, buffers.pivots, place + p * r
     copy_lanes(inverses, inverses, pivots, row + p, column, begin + p, 0)
-    divide_lanes(buffers.minus_one, pivots, inverses, 0, column, row + p, begin + p)
+    divide_lanes(constants.minus_one, pivots, inverses, 0, column, row + p, begin + p)
     for j in range(r):
         if j != p:
             divide_lanes(inverses, pivots, inverses, row + j, column, row + j, begin + p)
@@ -131,7 +144,7 @@ def _sweep(place: Any, p: Any, r: Any, column: Any, begin: Any, buffers: Any) ->
 
 
 @inlined
-def _invert(of: Any, place: Any, begin: Any, constants: Any, buffers: Any) -> None:
+def _invert(of: Any, place: Any, begin: Any, constants: LaneConstants, buffers: LaneBuffers) -> None:
     """Write ``−Λ_mm⁻¹`` for the missing features ``of`` (r,) to a place among the inverses, and the pivots.
 
     The pivots are written from ``begin`` on. Rows are swept one after the other (Beaton 1964, "The use of
@@ -144,11 +157,11 @@ def _invert(of: Any, place: Any, begin: Any, constants: Any, buffers: Any) -> No
             for j in range(r):
                 copy_lanes(of_feature, of_feature, inverses, of[j], column, place + i * r + j, 0)
         for p in range(r):
-            _sweep(place, p, r, column, begin, buffers)
+            _sweep(place, p, r, column, begin, constants, buffers)
 
 
 @inlined
-def _expect(t: Any, of: Any, place: Any, begin: Any, constants: Any, buffers: Any) -> None:
+def _expect(t: Any, of: Any, place: Any, begin: Any, constants: LaneConstants, buffers: LaneBuffers) -> None:
     """Write the expected values of the missing features ``of`` (r,) of a row, and their pivots.
 
     They are written from ``begin`` on, and the inverse to a ``place`` among the inverses.
@@ -168,7 +181,7 @@ def _expect(t: Any, of: Any, place: Any, begin: Any, constants: Any, buffers: An
 @inlined
 def _place_of(kept: Any, r: Any, buffers: Any) -> Any:
     """Return the place for the inverse of a row with r missing values: ``kept``, or the last one."""
-    last = len(buffers.inverses) - len(buffers.covariances)
+    last = len(buffers.lanes.inverses) - len(buffers.covariances)
     return kept if kept + r * r <= last else last
 
 
@@ -177,7 +190,7 @@ def fill(constants: Any, rows: Any, buffers: Any) -> None:
     """Write the coordinates of a tile, and what is expected of the missing ones."""
     subtract_transposed(rows, constants.origin, buffers.coordinates)
     buffers.m[0] = m = _find(rows, buffers)
-    values, filled, centre = flattened(rows), flattened(buffers.filled), constants.centre
+    values, filled, centre = flattened(rows), flattened(buffers.lanes.filled), constants.centre
     for i in range(len(values)):
         filled[i] = values[i] - centre[i] if values[i] == values[i] else 0.0
     begin = kept = 0
@@ -185,15 +198,15 @@ def fill(constants: Any, rows: Any, buffers: Any) -> None:
         t = buffers.order[n]
         r = buffers.lacking[t]
         place = _place_of(kept, r, buffers)
-        _expect(t, buffers.features[begin : begin + r], place, begin, constants, buffers)
+        _expect(t, buffers.features[begin : begin + r], place, begin, constants.lanes, buffers.lanes)
         kept += r * r if place == kept else 0
         begin += r
-    pivots = buffers.pivots[:m]
+    pivots = buffers.lanes.pivots[:m]
     logs = flattened(pivots)
     for i in range(len(logs)):
         logs[i] = 0.5 * (LOG_2PI - logarithm(logs[i]))
     subtract_transposed(pivots, constants.no_means, buffers.logs)
-    subtract_transposed(buffers.expected[:m], constants.no_means, buffers.completed)
+    subtract_transposed(buffers.lanes.expected[:m], constants.no_means, buffers.completed)
     for c in range(m):
         buffers.centres[c] = centre[buffers.features[c]]
 
@@ -229,12 +242,14 @@ def _add_covariances(n_rows: Any, constants: Any, buffers: Any) -> None:
         r = buffers.lacking[t]
         of, place = buffers.features[begin : begin + r], _place_of(kept, r, buffers)
         if place != kept:
-            _invert(of, place, begin, constants, buffers)
+            _invert(of, place, begin, constants.lanes, buffers.lanes)
         for column in range(0, covariances.shape[1], LANES):
             for i in range(r):
                 for j in range(i, r):
                     entry, into = place + i * r + j, of[i] * d + of[j]
-                    subtract_product(buffers.inverses, responsibilities, covariances, entry, column, into, t)
+                    subtract_product(
+                        buffers.lanes.inverses, responsibilities, covariances, entry, column, into, t
+                    )
         kept += r * r if place == kept else 0
         begin += r
 

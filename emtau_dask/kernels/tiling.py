@@ -345,7 +345,15 @@ def _missing_parts(
     beyond = float(np.maximum(0.0, 0.5 * volumes).sum())
     constants = constants._replace(log_scales=plan.log_scales - beyond, ceiling=plan.ceiling + beyond)
     of_values = tile * d, padded
-    shared = np.tile(centre, tile), precisions, slopes, np.zeros((1, padded)), np.zeros((1, tile))
+    of_lanes = form.LaneConstants(precisions, slopes, np.full((1, padded), -1.0))
+    shared = np.tile(centre, tile), np.zeros((1, padded)), np.zeros((1, tile)), of_lanes
+    lanes = form.LaneBuffers(
+        filled=np.empty((tile, d)),
+        gradients=lines(d, padded, DOUBLE),
+        expected=lines(*of_values, DOUBLE),
+        pivots=lines(*of_values, DOUBLE),
+        inverses=lines(form.KEPT * tile + d * d, padded, DOUBLE),
+    )
     numbers = partial(np.zeros, dtype=np.intp)
     return (
         form.MissingConstants(*constants, *shared),
@@ -359,16 +367,11 @@ def _missing_parts(
             rows=numbers(tile * d + 1),
             wheres=numbers(tile * d + 1),
             centres=np.empty(tile * d),
-            expected=lines(*of_values, DOUBLE),
-            pivots=lines(*of_values, DOUBLE),
-            inverses=lines(form.KEPT * tile + d * d, padded, DOUBLE),
-            filled=np.empty((tile, d)),
-            gradients=lines(d, padded, DOUBLE),
             completed=np.empty(of_values[::-1]),
             logs=np.empty(of_values[::-1]),
             responsibilities=np.zeros((tile, padded)),
             covariances=np.zeros((d * d, padded)),
-            minus_one=np.full((1, padded), -1.0),
+            lanes=lanes,
         ),
         finite,
     )
