@@ -257,8 +257,7 @@ class ModelSection(Section):
     """Seed of all random numbers."""
     missing: Annotated[str, _setting("missing")] = Settings.missing
     """What NaN means: ``raise``, an error; ``drop``, a row that is not used and has the label -1; or
-    ``marginalise`` (also ``marginalize``), a missing value, over which fits by the algorithm ``em``, labels
-    and scores integrate."""
+    ``marginalise`` (also ``marginalize``), a missing value, over which fits, labels and scores integrate."""
 
     @model_validator(mode="after")
     def _one_given_start(self) -> ModelSection:

@@ -218,7 +218,7 @@ OPTIONS = (
         "model.missing",
         "HOW",
         "What NaN means: raise (an error, the default), drop (the row is left out) or marginalise "
-        "or marginalize (a missing value; --algorithm em).",
+        "or marginalize (a missing value, over which the fit integrates).",
         str,
     ),
     FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),

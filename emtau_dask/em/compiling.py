@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from emtau_dask.data.source import Source
 from emtau_dask.em.history import FitObserver
 from emtau_dask.errors import ClusterError, ConfigError
 from emtau_dask.execution.scheduler import cluster_errors
-from emtau_dask.kernels.dispatch import compile_loops, why_not_compiled
+from emtau_dask.kernels.dispatch import compilation_noted, compile_loops, why_not_compiled
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.plan import fits_tiles
@@ -21,9 +21,11 @@ KEY = "emtau.compiled"
 MIN_PRODUCTS = 2**26
 """Minimum products of features and coefficients in an iteration for which a fit is compiled. They take about
 ten milliseconds; importing numba takes half a second, and the first compilation a few seconds."""
+MIN_PRODUCTS_WITH_MISSING = 2**22
+"""The same if values may be missing, where NumPy takes a hundred times as long."""
 MIN_PRODUCTS_ONCE = 2**32
 """Minimum products of a single pass for which it is compiled; NumPy takes seconds for them."""
-COMPILES = "compiling loops for this machine: once, some seconds"
+COMPILES = "compiling loops: once per machine, some seconds"
 
 
 def compile_setting() -> str:
@@ -43,11 +45,14 @@ def compile_setting() -> str:
     return setting
 
 
-def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n_components: int) -> bool:
+def worth_compiling(
+    client: Any, shape: tuple[int, ...], covariance_type: str, n_components: int, *, missing: bool = False
+) -> bool:
     """Return whether a fit uses the compiled loops where it can.
 
-    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `MIN_PRODUCTS`,
-    unless they do not support so many features, or this process or a worker cannot compile.
+    Dask's ``emtau.compiled`` decides. With ``"auto"`` they are used by fits of at least `MIN_PRODUCTS`, or
+    `MIN_PRODUCTS_WITH_MISSING`, unless they do not support so many features, or this process or a worker
+    cannot compile.
 
     Parameters
     ----------
@@ -56,14 +61,18 @@ def worth_compiling(client: Any, shape: tuple[int, ...], covariance_type: str, n
         Rows and features.
     covariance_type : str
     n_components : int
+    missing : bool, default=False
+        Whether values may be missing; then only components with their own factors use them.
 
     Raises
     ------
     ConfigError
         The setting cannot be used.
     """
-    n_rows, n_features = shape
-    return _worth(client, n_rows, n_features, covariance_type, n_components, MIN_PRODUCTS)
+    (n_rows, n_features), least = shape, MIN_PRODUCTS_WITH_MISSING if missing else MIN_PRODUCTS
+    if missing and not structure_named(covariance_type).own_factors:
+        return False
+    return _worth(client, n_rows, n_features, covariance_type, n_components, least)
 
 
 def worth_compiling_once(
@@ -107,24 +116,21 @@ def check_compiler() -> None:
 
 
 def compile_ahead(
-    structure: CovarianceStructure, n_components: int, rows: Source, observer: FitObserver
+    structure: CovarianceStructure, n_components: int, rows: Source, observer: FitObserver, *, missing: bool
 ) -> None:
     """Begin to compile the loops in a thread of this process, before a fit needs them.
 
     A pass that needs them meanwhile waits, so the bits of a fit do not depend on how long that takes.
     ``observer`` gets a note if they were not compiled on this machine before.
     """
-    chunk_rows = rows.shape[0] / max(1, len(rows.chunk_rows))
 
     def compile_here() -> None:
-        with suppress(Exception):  # A pass that needs the loops raises the same error.
-            compile_loops(
-                structure,
-                n_components,
-                rows.shape[1],
-                rows.dtype,
-                chunk_rows,
-                partial(observer.note, COMPILES),
-            )
+        with suppress(Exception), noted(observer):  # A pass that needs the loops raises the same error.
+            compile_loops(structure, n_components, rows.shape[1], rows.dtype, missing=missing)
 
     threading.Thread(target=compile_here, name="emtau-compile").start()
+
+
+def noted(observer: FitObserver) -> AbstractContextManager[None]:
+    """Return a context in which ``observer`` gets a note when loops are compiled in this process."""
+    return compilation_noted(partial(observer.note, COMPILES))

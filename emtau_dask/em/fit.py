@@ -232,10 +232,10 @@ def _starting_parameters(
     complete = settings.given.complete(problem.structure.name)
     if complete is not None:
         return complete
+    if acceleration is not None and acceleration.samples.shares:
+        problem, after = starting_problem(problem, acceleration.samples), forget
     if problem.missing == MARGINALISE:
         problem, after = complete_problem(problem, settings.seeds[state.run]), forget
-    elif acceleration is not None and acceleration.samples.shares:
-        problem, after = starting_problem(problem, acceleration.samples), forget
     request = StartRequest(problem, settings.seeds[state.run], state.start, after)
     statistics = STARTS[settings.requested.init_params](request)
     return starting_parameters(problem, settings.given, statistics, settings.reg_covar)

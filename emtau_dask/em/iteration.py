@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from emtau_dask.em.compiling import noted
 from emtau_dask.em.problem import Problem
 from emtau_dask.em.settings import Acceleration, EmSettings
 from emtau_dask.em.state import RunState
@@ -18,7 +20,7 @@ from emtau_dask.kernels.dispatch import Kernels, RowKernels
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.missing import PatternKernels
 from emtau_dask.mixture.parameters import MixtureParameters, m_step, tempered
-from emtau_dask.mixture.plan import KernelPlan, plan_kernel, plan_tiles
+from emtau_dask.mixture.plan import KernelPlan, plan_incomplete, plan_kernel, plan_tiles
 from emtau_dask.mixture.statistics import SufficientStatistics
 from emtau_dask.settings import MARGINALISE
 from emtau_dask.storage.row_state import RowStateRef, RowStateWriter
@@ -169,7 +171,9 @@ def run_pass(
     """
     annealed_passes = 0 if state.progress is None else state.progress.annealed_passes
     parameters = tempered(state.parameters, Acceleration.inverse_temperature(annealed_passes))
-    if problem.compiled:  # Never with missing values.
+    if problem.compiled and problem.missing == MARGINALISE:
+        plan = plan_incomplete(parameters)
+    elif problem.compiled:
         plan = plan_tiles(parameters, problem.rows.dtype, this_pass.rows_per_chunk)
     else:
         plan = plan_kernel(parameters)
@@ -178,7 +182,8 @@ def run_pass(
         sums = _e_step(problem, state, plan, settings, this_pass, None if this_pass.sample else writer())
         return _result(problem, state, plan, settings, this_pass, sums)
 
-    result = _with_enough_digits(run, plan)
+    with nullcontext() if plan.cutoffs is None else noted(problem.context.observer):
+        result = _with_enough_digits(run, plan)
     if result.collapse is not None and settings.acceleration is None:
         raise result.collapse
     return result
@@ -261,7 +266,7 @@ def _e_step(
             )
     ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
     iteration = state.iteration + 1
-    if problem.missing == MARGINALISE:
+    if problem.missing == MARGINALISE and not plan.incomplete:
         kernels: RowKernels = PatternKernels(plan)
     else:
         kernels = Kernels(plan, compiled=problem.compiled)

@@ -162,21 +162,12 @@ def policy_before_data(requested: Settings) -> ActivityPolicy:
 
 
 def check_missing(requested: Settings, *, responsibilities: bool) -> None:
-    """Raise `ConfigError` if ``missing="marginalise"`` conflicts with other settings."""
-    if not marginalises(requested.missing):
-        return
-    found = None
-    if not isinstance(policy_before_data(requested), FullEM):
-        found = "another algorithm"
-    elif requested.acceleration == "quasi-newton":
-        found = "acceleration='quasi-newton'"
-    elif responsibilities:
-        found = "responsibilities_init"
-    if found is not None:
+    """Raise `ConfigError` if ``missing="marginalise"`` conflicts with given responsibilities."""
+    if marginalises(requested.missing) and responsibilities:
         raise ConfigError(
-            f"missing='marginalise' needs algorithm='em' without acceleration and responsibilities_init, but "
-            f"{found} is asked for. Set algorithm='em', or fit complete rows and set missing='marginalise' "
-            "afterwards, for predictions, or missing='drop', which leaves incomplete rows out."
+            "responsibilities_init is given with missing='marginalise', but it needs complete rows. "
+            "Give weights_init, means_init and precisions_init, or set missing='drop', which leaves "
+            "incomplete rows out."
         )
 
 

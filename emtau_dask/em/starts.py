@@ -29,6 +29,7 @@ from emtau_dask.execution.choice import one_thread
 from emtau_dask.mixture.linalg import Floats, read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics
+from emtau_dask.settings import RAISE
 
 RELATIVE_TOLERANCE = 1e-4
 """Tolerance of k-means for the squared movement of the centres, in mean variances of the features."""
@@ -219,7 +220,7 @@ def starting_problem(problem: Problem, samples: Samples) -> Problem:
     if size >= problem.rows.shape[0]:
         return problem
     sample = sampled_rows(problem, samples, size)
-    return _in_memory(problem, sample.rows, sample.weights)
+    return _in_memory(problem, sample.rows, sample.weights, problem.missing)
 
 
 def complete_problem(problem: Problem, seed: int) -> Problem:
@@ -244,10 +245,10 @@ def complete_problem(problem: Problem, seed: int) -> Problem:
             f"{shares[rarest]:.1%} of them. Leave such features out, or give weights_init, means_init and "
             "precisions_init, or warm_start from another fit."
         )
-    return _in_memory(problem, sample.rows[complete], sample.weights[complete])
+    return _in_memory(problem, sample.rows[complete], sample.weights[complete], RAISE)
 
 
-def _in_memory(problem: Problem, rows: Floats, weights: Floats) -> Problem:
+def _in_memory(problem: Problem, rows: Floats, weights: Floats, missing: str) -> Problem:
     """Return the problem of some rows, in this process's memory; ``weights`` count if the data have any."""
     weighted = None if problem.weights is None else as_source(weights, ndim=1, what="sample_weight")
     return make_problem(
@@ -258,6 +259,7 @@ def _in_memory(problem: Problem, rows: Floats, weights: Floats) -> Problem:
         one_thread(),
         Context(problem.context.observer),
         compiled=problem.compiled,
+        missing=missing,
     )
 
 

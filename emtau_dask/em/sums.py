@@ -24,7 +24,7 @@ class FrozenStatistics:
     statistics : SufficientStatistics
         Under the responsibilities of their last E-step.
     entropy : float
-        ``−Σ s_n w_nk ln w_nk``, nats.
+        ``−Σ s_n w_nk ln w_nk``, nats, plus the entropies of missing values, which may be negative.
     """
 
     statistics: SufficientStatistics
@@ -114,7 +114,7 @@ def frozen_statistics(plan: KernelPlan, part: RowSums | None) -> FrozenStatistic
     statistics = plan.statistics(part)
     # ln p(x) = Σ_k r_k ln[π_k N_k(x)] - Σ_k r_k ln r_k, of which the statistics give the first part.
     entropy = part.log_likelihood - expected_log_density(statistics, plan.parameters)
-    return FrozenStatistics(statistics, max(0.0, entropy))
+    return FrozenStatistics(statistics, entropy)
 
 
 def merge_frozen(

@@ -196,9 +196,13 @@ def fit_settings(
 
 
 def compiled_here(requested: Settings, sources: FitSources, executor: Executor) -> bool:
-    """Return whether a fit uses compiled loops; patterns of missing values are scored by NumPy."""
-    return not marginalises(requested.missing) and worth_compiling(
-        executor.client, sources.rows.shape, requested.covariance_type, requested.n_components
+    """Return whether a fit uses compiled loops."""
+    return worth_compiling(
+        executor.client,
+        sources.rows.shape,
+        requested.covariance_type,
+        requested.n_components,
+        missing=marginalises(requested.missing),
     )
 
 
@@ -302,7 +306,14 @@ def run_fit(
     """
     rows, features = sources.rows.shape
     if settings.compiled and executor.in_process:
-        compile_ahead(settings.structure, settings.requested.n_components, sources.rows, observer)
+        requested = settings.requested
+        compile_ahead(
+            settings.structure,
+            requested.n_components,
+            sources.rows,
+            observer,
+            missing=marginalises(requested.missing),
+        )
     LOG.info(
         "fit %s: %s, %s, %s (%s), %s, on %s",
         how,

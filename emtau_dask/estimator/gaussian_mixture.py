@@ -79,9 +79,8 @@ class GaussianMixture(ConditionedMixture):
         that lowers the log-likelihood is rejected. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.
     missing : {"raise", "drop", "marginalise", "marginalize"}, default="raise"
         What NaN means: an error; a row that is not used; or, in either spelling, a missing value, over which
-        predictions and scores integrate. With ``"drop"`` rows with NaN
-        have the label -1, and NaN as responsibilities and log-likelihoods. A fit integrates over missing
-        values with ``algorithm="em"`` without acceleration; it begins on sampled complete rows.
+        fits, predictions and scores integrate. With ``"drop"`` rows with NaN have the label -1, and NaN as
+        responsibilities and log-likelihoods. Fits that integrate begin on sampled complete rows.
 
     Attributes
     ----------

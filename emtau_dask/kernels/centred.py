@@ -166,7 +166,7 @@ def gather(rows: Any, responsibilities: Any, k: Any, least: Any, buffers: Any, m
 
 
 @inlined
-def _sum_all(k: Any, buffers: Any, moments: Any) -> None:
+def sum_all(k: Any, buffers: Any, moments: Any) -> None:
     """Add the scatter of all rows of a tile for component k.
 
     It is formed about the mean of the earlier rows, if these weigh at least as much, and then corrected. The
@@ -240,7 +240,7 @@ def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any)
         if gathers and buffers.n_significant[k] <= constants.few:
             gather(rows, buffers.scores[k], k, buffers.least[k], buffers, moments)
         else:
-            _sum_all(k, buffers, moments)
+            sum_all(k, buffers, moments)
 
 
 @inlined

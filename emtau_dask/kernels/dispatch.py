@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from emtau_dask.kernels.tiling import Tiling, compiled_loops, tiling_of
 from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.estep import Accumulated, BlockKernel, MostProbable
 from emtau_dask.mixture.linalg import AnyArray, Floats
-from emtau_dask.mixture.missing import LONGER, Observed, PatternKernels
+from emtau_dask.mixture.missing import LONGER, Observed, PatternKernel, PatternKernels, Patterns
 from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.plan import (
     BLOCK_BYTES,
@@ -31,6 +32,7 @@ from emtau_dask.mixture.plan import (
     even_length,
     fits_tiles,
     near_rows,
+    plan_incomplete,
     plan_kernel,
     plan_tiles,
 )
@@ -39,8 +41,6 @@ from emtau_dask.process import of_process
 
 MAX_OVERFLOWING_ROWS = 512
 """Maximum rows of a block that NumPy scores because tiles overflow, with buffers of its own."""
-FAR_DISTANCE = 100.0
-"""Distance of neighbouring means in each feature (standard deviations) for which components are skipped."""
 
 
 class Accumulator(Protocol):
@@ -132,7 +132,7 @@ class TileKernel:
         self.plan = plan
         self._labels, self._nothing = np.empty(n_rows, np.intp), np.empty(0)
         self._sums = tiling.sums
-        self._numpy_kernel: BlockKernel | None = None
+        self._numpy_kernel: BlockKernel | PatternKernel | None = None
 
     def accumulate(
         self, rows: Floats, weights: Floats | None = None, out: MostProbable | None = None
@@ -176,12 +176,16 @@ class TileKernel:
         """Make all buffers finite again; return whether the rows are finite."""
         for buffer in self.tiling.finite:
             buffer.fill(1.0)
-        return bool(np.isfinite(rows).all())
+        return not np.isinf(rows).any() if self.plan.incomplete else bool(np.isfinite(rows).all())
 
-    def _in_blocks(self, rows: Floats) -> Iterator[tuple[slice, BlockKernel]]:
+    def _in_blocks(self, rows: Floats) -> Iterator[tuple[slice, Any]]:
         """Yield blocks of rows for which tiles overflow, and the NumPy kernel that scores them."""
         if self._numpy_kernel is None:
-            self._numpy_kernel = BlockKernel(self.plan.centred, min(self.n_rows, MAX_OVERFLOWING_ROWS))
+            plan, n_rows = self.plan.centred, min(self.n_rows, MAX_OVERFLOWING_ROWS)
+            if self.plan.incomplete:
+                self._numpy_kernel = PatternKernel(plan, n_rows, Patterns(plan.parameters))
+            else:
+                self._numpy_kernel = BlockKernel(plan, n_rows)
         for begin in range(0, len(rows), self._numpy_kernel.n_rows):
             yield slice(begin, begin + self._numpy_kernel.n_rows), self._numpy_kernel
 
@@ -305,30 +309,9 @@ def scoring_kernels(parameters: MixtureParameters, *, compiled: bool, missing: b
     return kernels if kernels.by_tiles else PatternKernels(kernels.plan, longer=1)
 
 
-def compile_loops(
-    structure: CovarianceStructure,
-    n_components: int,
-    n_features: int,
-    dtype: np.dtype[Any],
-    chunk_rows: float,
-    begins: Callable[[], None],
-) -> None:
-    """Compile the loops for rows of a shape and dtype, or load compiled ones from numba's cache.
-
-    They are compiled for the form that scores well-conditioned components, and, if skipping may pay for the
-    shape, for the form that skips far components. If a fit needs another form, its first pass compiles it.
-
-    Parameters
-    ----------
-    structure : CovarianceStructure
-    n_components, n_features : int
-    dtype : dtype
-        The type of the rows.
-    chunk_rows : float
-        Mean number of rows of a chunk.
-    begins : callable () -> None
-        Called once when a compilation begins, if there is one.
-    """
+@contextmanager
+def compilation_noted(begins: Callable[[], None]) -> Iterator[None]:
+    """Call ``begins`` once in the context: when numba begins to compile loops of this package, if it does."""
     from numba.core.event import Event, Listener, install_listener
 
     class Begins(Listener):  # type: ignore[misc]
@@ -343,18 +326,24 @@ def compile_loops(
         def on_end(self, event: Event) -> None:
             """Ignore."""
 
-    def use(distance: float) -> None:
-        """Score a row under components of variance 1, whose means have this distance in each feature."""
-        means = np.repeat(distance * np.arange(float(n_components))[:, np.newaxis], n_features, axis=1)
-        weights = np.ones(n_components)
-        statistics = replace(zero(structure, n_components, n_features), weights=weights, means=means)
-        plan = plan_tiles(m_step(statistics, structure, reg_covar=1.0), dtype, chunk_rows)
-        kernels = Kernels(plan, compiled=True)
-        if kernels.by_tiles and (distance == 0 or plan.cutoffs is not None):
-            kernel = kernels.acquire(1)
-            kernel.accumulate(np.zeros((1, n_features), plan.dtype), None, None)
-            kernels.release(kernel)
-
     with install_listener("numba:compile", Begins()):
-        use(0.0)
-        use(FAR_DISTANCE)
+        yield
+
+
+def compile_loops(
+    structure: CovarianceStructure, n_components: int, n_features: int, dtype: np.dtype[Any], *, missing: bool
+) -> None:
+    """Compile the loops for rows of a shape and dtype, or load compiled ones from numba's cache.
+
+    They are compiled for the form that scores well-conditioned components, of rows with ``missing`` values if
+    there are any. If a fit needs another form, its first pass compiles it.
+    """
+    weights, means = np.ones(n_components), np.zeros((n_components, n_features))
+    statistics = replace(zero(structure, n_components, n_features), weights=weights, means=means)
+    parameters = m_step(statistics, structure, reg_covar=1.0)
+    plan = plan_incomplete(parameters) if missing else plan_tiles(parameters, dtype)
+    kernels = Kernels(plan, compiled=True)
+    if kernels.by_tiles:
+        kernel = kernels.acquire(1)
+        kernel.accumulate(np.zeros((1, n_features), plan.dtype), None, None)
+        kernels.release(kernel)

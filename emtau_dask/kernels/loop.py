@@ -357,6 +357,24 @@ def most_probable(responsibilities: Any, labels: Any, largest: Any) -> None:
 
 
 @inlined
+def sort_places(keys: Any, ends: Any, order: Any) -> None:
+    """Write the places of the ``keys`` (n,), below m, in the order of the keys; equal ones keep their order.
+
+    ``ends`` (m + 1,) becomes the end of the places of each key.
+    """
+    for key in range(len(ends)):
+        ends[key] = 0
+    for i in range(len(keys)):
+        ends[keys[i] + 1] += 1
+    for key in range(1, len(ends)):
+        ends[key] += ends[key - 1]
+    for i in range(len(keys)):
+        key = keys[i]
+        order[ends[key]] = i
+        ends[key] += 1
+
+
+@inlined
 def add(part: Any, moments: Any) -> None:
     """Add a tile's moments, a matrix, to those of its block."""
     for k in range(len(part)):

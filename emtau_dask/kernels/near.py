@@ -19,17 +19,16 @@ from emtau_dask.kernels.loop import (
     exponentiate,
     flattened,
     most_probable,
+    sort_places,
     squared_length,
     sum_of_logarithms,
     zero_if_finite,
 )
 from emtau_dask.kernels.products import inlined, loop, multiply, subtract_transposed
-from emtau_dask.kernels.vectors import VECTOR_BYTES, in_full_vectors
+from emtau_dask.kernels.vectors import LANES, in_full_vectors
 from emtau_dask.mixture.cutoff import ROUNDING
 from emtau_dask.mixture.linalg import AnyArray, Floats, Ints
 
-LANES = VECTOR_BYTES // 8
-"""Values in a vector of the machine."""
 HALF = 0.5 * (1.0 - ROUNDING)
 
 
@@ -84,24 +83,6 @@ def _guess(rows: Any, constants: Any, buffers: Any) -> None:
         subtract_transposed(narrow[: end - begin], constants.nothing, buffers.coordinates)
         multiply(constants.discriminants, buffers.coordinates, buffers.discriminants)
         most_probable(buffers.discriminants, buffers.guesses[begin:end], buffers.largest[: end - begin])
-
-
-@inlined
-def _sort(keys: Any, ends: Any, order: Any) -> None:
-    """Write the places of the ``keys`` (n,), below m, in the order of the keys; equal ones keep their order.
-
-    ``ends`` (m + 1,) becomes the end of the places of each key.
-    """
-    for key in range(len(ends)):
-        ends[key] = 0
-    for i in range(len(keys)):
-        ends[keys[i] + 1] += 1
-    for key in range(1, len(ends)):
-        ends[key] += ends[key - 1]
-    for i in range(len(keys)):
-        key = keys[i]
-        order[ends[key]] = i
-        ends[key] += 1
 
 
 @inlined
@@ -278,7 +259,7 @@ def accumulate(rows: Any, weights: Any, constants: Any, buffers: Any, results: A
         results.numbers[i] = 0.0
     _guess(rows, constants, buffers)
     order = buffers.order[:n]
-    _sort(buffers.guesses[:n], buffers.ends, order)
+    sort_places(buffers.guesses[:n], buffers.ends, order)
     total, begin = 0.0, 0
     for a in range(len(constants.cutoffs)):
         members = order[begin : buffers.ends[a]]

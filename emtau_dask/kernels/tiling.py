@@ -11,6 +11,7 @@ import numpy as np
 
 from emtau_dask.mixture.cutoff import Cutoffs
 from emtau_dask.mixture.estep import MIN_EXPONENT
+from emtau_dask.mixture.features import about_mean
 from emtau_dask.mixture.linalg import AnyArray, Bools, Floats, read_only
 from emtau_dask.mixture.parameters import MixtureParameters
 from emtau_dask.mixture.plan import (
@@ -78,6 +79,7 @@ class Loops(NamedTuple):
     features: ModuleType
     centred: ModuleType
     near: ModuleType
+    missing: ModuleType
     products: ModuleType
 
 
@@ -93,14 +95,14 @@ def compiled_loops() -> Loops | str:
         from numba import config
         from numba.core.registry import cpu_target
 
-        from emtau_dask.kernels import centred, features, loop, near, products
+        from emtau_dask.kernels import centred, features, loop, missing, near, products
     except Exception as error:  # numba raises any error if it does not fit the installed packages
         return f"{type(error).__name__}: {error}"
     if config.DISABLE_JIT:
         return "numba is configured to compile nothing (NUMBA_DISABLE_JIT)"
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
-    return Loops(loop, features, centred, near, products)
+    return Loops(loop, features, centred, near, missing, products)
 
 
 class BlockSums(Protocol):
@@ -246,7 +248,7 @@ def _centred_parts(
 ) -> tuple[Any, Any, tuple[AnyArray, ...]]:
     """Return constants, buffers, and finite buffers of the centred form."""
     parameters, (K, tile), d = plan.parameters, scores.shape, plan.parameters.n_features
-    gathers = d > MAX_SUMMED_FEATURES or plan.cutoffs is not None
+    gathers = (d > MAX_SUMMED_FEATURES and not plan.incomplete) or plan.cutoffs is not None
     constants = loops.CentredConstants(
         np.zeros((1, d)),
         plan.log_scales,
@@ -326,6 +328,55 @@ def _near_parts(plan: KernelPlan, loops: Loops, side: int, cutoffs: Cutoffs) -> 
     )
 
 
+def _missing_parts(
+    plan: KernelPlan, loops: Loops, side: int, scores: Floats, extra: Floats
+) -> tuple[Any, Any, tuple[AnyArray, ...]]:
+    """Return constants, buffers, and finite buffers for rows with missing values."""
+    parameters, (K, tile), form = plan.parameters, scores.shape, loops.missing
+    constants, buffers, finite = _centred_parts(plan, loops.centred, side, scores, extra)
+    d, centre, padded = parameters.n_features, about_mean(parameters).centre, K + -K % form.LANES
+    inverted = parameters.structure.precisions(parameters.precisions_cholesky)
+    precisions, slopes = np.zeros((d, d, padded)), np.zeros((d, padded))
+    precisions[...] = np.eye(d)[:, :, np.newaxis]
+    precisions[..., :K] = inverted.transpose(1, 2, 0)
+    slopes[:, :K] = -np.einsum("kij,kj->ik", inverted, parameters.means - centre)
+    # A row's log-density may be larger by the volume of what it lacks.
+    volumes = np.log(2.0 * np.pi * np.einsum("kii->ki", parameters.covariances).max(axis=0))
+    beyond = float(np.maximum(0.0, 0.5 * volumes).sum())
+    constants = constants._replace(log_scales=plan.log_scales - beyond, ceiling=plan.ceiling + beyond)
+    of_values = tile * d, padded
+    of_lanes = form.LaneConstants(precisions, slopes, np.full((1, padded), -1.0))
+    shared = np.tile(centre, tile), np.zeros((1, padded)), np.zeros((1, tile)), of_lanes
+    lanes = form.LaneBuffers(
+        filled=np.empty((tile, d)),
+        gradients=lines(d, padded, DOUBLE),
+        expected=lines(*of_values, DOUBLE),
+        pivots=lines(*of_values, DOUBLE),
+        inverses=lines(form.KEPT * tile + d * d, padded, DOUBLE),
+    )
+    numbers = partial(np.zeros, dtype=np.intp)
+    return (
+        form.MissingConstants(*constants, *shared),
+        form.MissingBuffers(
+            *buffers,
+            lacking=numbers(tile),
+            order=numbers(tile),
+            ends=numbers(d + 2),
+            m=numbers(1),
+            features=numbers(tile * d + 1),
+            rows=numbers(tile * d + 1),
+            wheres=numbers(tile * d + 1),
+            centres=np.empty(tile * d),
+            completed=np.empty(of_values[::-1]),
+            logs=np.empty(of_values[::-1]),
+            responsibilities=np.zeros((tile, padded)),
+            covariances=np.zeros((d * d, padded)),
+            lanes=lanes,
+        ),
+        finite,
+    )
+
+
 def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     """Return the loops, constants and buffers of compiled tiles under a plan that is `tiled`."""
     structure, (K, d), dtype = plan.parameters.structure, plan.parameters.means.shape, plan.dtype
@@ -337,6 +388,9 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     by_features = plan.frame is not None
     tile = rows_of_tile(structure.n_row_features(d) if by_features else 2 * (1 + d), dtype.itemsize)
     scores, extra = lines(K, tile, dtype), lines(2, tile, dtype)
+    if plan.incomplete:
+        parts = _missing_parts(plan, loops, side, scores, extra)
+        return Tiling(loops.blocks, loops.missing.loops, *parts, about_means())
     if not by_features:
         parts = _centred_parts(plan, loops.centred, side, scores, extra)
         return Tiling(loops.blocks, loops.centred.loops, *parts, about_means())

@@ -34,6 +34,8 @@ def _vector_bytes() -> int:
 
 
 VECTOR_BYTES = _vector_bytes()
+LANES = VECTOR_BYTES // 8
+"""Values of float64 in a vector of the machine."""
 
 
 def _in_full_vectors(_: Any) -> Any:
@@ -185,14 +187,14 @@ def _product(
     return sums.vectors()
 
 
-def _multiply_some(rows: int) -> Any:
-    """Return a step: ``out[i:, t:] = left[k : k + rows, :depth] @ right[:depth, t : t + 3 vectors]``."""
+def _multiply_some(rows: int, columns: int = COLUMNS) -> Any:
+    """Return a step: ``out[i:, t:] = left[k : k + rows, :depth] @ right[:depth, t : t + vectors]``."""
 
     def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, depth: Any) -> None:
         def load(j: Any, column: int) -> Any:
             return b.load(b.place(j, t, 0, column))
 
-        sums = _product(builder, (rows, COLUMNS), lambda j, row: a.place(k, j, row), a, load, depth)
+        sums = _product(builder, (rows, columns), lambda j, row: a.place(k, j, row), a, load, depth)
         for (row, column), vector in sums.items():
             c.store(vector, c.place(i, t, row, column))
 
@@ -319,6 +321,17 @@ def _square_some(columns: int) -> Any:
     return _vectorised(write)
 
 
+def _lanewise(compute: Callable[..., Any]) -> Any:
+    """Return a step that computes the vector out[i, t:] from left[k, t:], right[j, t:] and itself."""
+
+    def write(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, k: Any, t: Any, i: Any, j: Any) -> None:
+        into = c.place(i, t)
+        vectors = a.load(a.place(k, t)), b.load(b.place(j, t)), c.load(into)
+        c.store(compute(builder, *vectors), into)
+
+    return _vectorised(write)
+
+
 def _transpose(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, t: Any, f: Any, i: Any, row: Any) -> None:
     """Write ``(left[t : t + 4, f : f + 4] - right[row, f : f + 4]).T`` into ``out[i : i + 4, t : t + 4]``."""
     centre = b.load(b.place(row, f))
@@ -331,6 +344,7 @@ def _transpose(builder: Any, a: _Matrix, b: _Matrix, c: _Matrix, t: Any, f: Any,
 
 transpose_four = _vectorised(_transpose, SIDE)
 multiply_one, multiply_two, multiply_three, multiply_four = map(_multiply_some, range(1, ROWS + 1))
+multiply_row = _multiply_some(1, columns=1)
 one_by_one = _multiply_some_transposed(1, 1)
 one_by_three, two_by_three, three_by_three, four_by_three = (
     _multiply_some_transposed(rows, COLUMNS) for rows in range(1, ROWS + 1)
@@ -338,3 +352,13 @@ one_by_three, two_by_three, three_by_three, four_by_three = (
 subtract_one, subtract_two, subtract_three, subtract_four = map(_subtract_some, range(1, ROWS + 1))
 scatter_some, scatter_own = map(_vectorised_about, (_write_scatter, _write_own_scatter))
 square_one, square_two, square_three = (_square_some(columns) for columns in range(1, COLUMNS + 1))
+copy_lanes = _lanewise(lambda builder, a, b, c: a)
+add_lanes = _lanewise(lambda builder, a, b, c: builder.fadd(a, b))
+multiply_lanes = _lanewise(lambda builder, a, b, c: builder.fmul(a, b))
+divide_lanes = _lanewise(lambda builder, a, b, c: builder.fdiv(a, b))
+add_product = _lanewise(
+    lambda builder, a, b, c: builder.fadd(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",))
+)
+subtract_product = _lanewise(
+    lambda builder, a, b, c: builder.fsub(c, builder.fmul(a, b, flags=("contract",)), flags=("contract",))
+)

@@ -36,6 +36,10 @@ LIMIT = 1e-12
 """Maximum error of a log-density by products (nats); it is about ε times `conditions`."""
 SINGLE_LIMIT = 1e-5
 """The same for products in float32, of rows that are stored in float32."""
+MAX_PRECISION_BYTES = 2**23
+"""Maximum size of the precisions with which compiled tiles score rows with missing values (bytes)."""
+MISSING_LIMIT = 1e-10
+"""Maximum error of expected values by compiled tiles (standard deviations), about ε times `conditions`."""
 STATISTICS_SLACK = 4.0
 """Maximum relative error of a component's new variances, in units of the limits above."""
 MAX_FEATURES, MAX_FEATURES_OF_ONE, FEATURES_PER_COMPONENT = 96, 10, 2
@@ -187,12 +191,15 @@ class KernelPlan:
     cutoffs : Cutoffs or None
         Cut-offs by which compiled tiles skip components that do not count for a row, in the centred form;
         None if they score all.
+    incomplete : bool
+        Whether compiled tiles score rows with missing values, in the centred form.
     """
 
     parameters: MixtureParameters
     frame: Frame | None = None
     single: bool = False
     cutoffs: Cutoffs | None = None
+    incomplete: bool = False
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -299,6 +306,23 @@ def plan_tiles(
     if not by_features or (structure.own_factors and d > MAX_FEATURES_IN_TILES):
         return KernelPlan(parameters)
     return _precise(parameters, LIMIT / SPARE_DIGITS if structure.own_factors else LIMIT)
+
+
+def plan_incomplete(parameters: MixtureParameters) -> KernelPlan:
+    """Return the plan by which compiled tiles score rows with missing values.
+
+    It is that of NumPy if components share factors, if digits would be lost, or if the precisions of all
+    components are too large for a tile.
+    """
+    (K, d), own = parameters.means.shape, parameters.structure.own_factors
+    if not own or 8 * K * d**2 > MAX_PRECISION_BYTES:
+        return plan_kernel(parameters)
+    errors = EPS * conditions(parameters, about_mean(parameters))
+    return (
+        KernelPlan(parameters, incomplete=True)
+        if (errors <= MISSING_LIMIT).all()
+        else plan_kernel(parameters)
+    )
 
 
 def _precise(parameters: MixtureParameters, limit: float) -> KernelPlan:

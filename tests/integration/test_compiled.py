@@ -46,7 +46,9 @@ def accumulated(monkeypatch):
         return accumulate(self, rows, weights, out)
 
     monkeypatch.setattr(dispatch.TileKernel, "accumulate", noted)
-    monkeypatch.setattr(compiling, "compile_loops", lambda *_: None)  # It scores a row, ahead of the fit.
+    monkeypatch.setattr(
+        compiling, "compile_loops", lambda *_, missing: None
+    )  # It scores a row, ahead of the fit.
     return rows_of
 
 

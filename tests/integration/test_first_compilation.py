@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import contextmanager
 
 import dask
 import numpy as np
@@ -22,25 +23,27 @@ IN_ITS_OWN_PROCESS = """
 import json, sys, warnings
 import dask, numpy as np
 from emtau_dask import GaussianMixture
-from emtau_dask.kernels import centred, features, near
-from emtau_dask.kernels.dispatch import compile_loops
+from emtau_dask.kernels import centred, features, missing as incomplete, near
+from emtau_dask.kernels.dispatch import compilation_noted, compile_loops
 from emtau_dask.mixture.covariance_types import structure_named
 warnings.simplefilter("ignore")
-forms = features.loops, features.pooled_loops, centred.loops, near.loops
+forms = features.loops, features.pooled_loops, centred.loops, near.loops, incomplete.loops
 
 def kinds_compiled():
     return [len(form.accumulate.signatures) for form in forms]
 
 found = []
-for covariance_type, k, width, dtype in json.loads(sys.argv[1]):
+for covariance_type, k, width, dtype, missing in json.loads(sys.argv[1]):
     begun = []
     rows = 200 * k
-    compile_loops(structure_named(covariance_type), k, width, np.dtype(dtype), rows, lambda: begun.append(1))
+    with compilation_noted(lambda: begun.append(1)):
+        compile_loops(structure_named(covariance_type), k, width, np.dtype(dtype), missing=missing)
     kinds = kinds_compiled()
     rng = np.random.default_rng(0)
-    X = (50 * rng.normal(size=(k, width))[np.arange(rows) % k] + rng.normal(size=(rows, width))).astype(dtype)
+    X = (5 * rng.normal(size=(k, width))[np.arange(rows) % k] + rng.normal(size=(rows, width))).astype(dtype)
+    how = {"max_iter": 2, "random_state": 0, "missing": "marginalise" if missing else "raise"}
     with dask.config.set({"emtau.compiled": "always", "scheduler": "synchronous"}):
-        GaussianMixture(k, covariance_type=covariance_type, algorithm="em", max_iter=2, random_state=0).fit(X)
+        GaussianMixture(k, covariance_type=covariance_type, algorithm="em", **how).fit(X)
     found.append([len(begun), kinds, kinds_compiled()])
 print(json.dumps(found))
 """
@@ -61,25 +64,24 @@ def in_a_process(shapes, cache):
 
 @pytest.mark.exhaustive
 def test_a_later_process_finds_what_was_compiled(tmp_path):
-    shapes = [("full", 2, 3, "f8")]
-    assert in_a_process(shapes, tmp_path) == [[1, [1, 0, 0, 0], [1, 0, 0, 0]]]
-    assert in_a_process(shapes, tmp_path) == [[0, [1, 0, 0, 0], [1, 0, 0, 0]]]
+    shapes = [("full", 2, 3, "f8", False)]
+    assert in_a_process(shapes, tmp_path) == [[1, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]]
+    assert in_a_process(shapes, tmp_path) == [[0, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]]
 
 
 @pytest.mark.exhaustive
 def test_what_is_compiled_ahead_is_what_a_fit_uses():
     cache = os.environ.get("NUMBA_CACHE_DIR", "")
     shapes = [
-        ("full", 2, 3, "f8"),
-        ("full", 2, 3, "f4"),
-        ("full", 2, 20, "f8"),
-        ("tied", 2, 3, "f8"),
-        ("full", 64, 8, "f8"),
+        ("full", 2, 3, "f8", False),
+        ("full", 2, 3, "f4", False),
+        ("full", 2, 20, "f8", False),
+        ("tied", 2, 3, "f8", False),
+        ("full", 2, 3, "f8", True),
     ]
     for _, before, after in in_a_process(shapes, cache):
         assert any(before)
         assert before == after
-    assert after[-1] == 1  # of the last shape, far components are left out
 
 
 class Notes(SilentObserver):
@@ -95,11 +97,16 @@ def compiled_for(monkeypatch):
     """What fits ask to be compiled; told as if nothing had been before."""
     asked = []
 
-    def noted(structure, n_components, n_features, dtype, chunk_rows, begins):
-        asked.append((structure.name, n_components, n_features, dtype, chunk_rows))
+    def noted(structure, n_components, n_features, dtype, missing):
+        asked.append((structure.name, n_components, n_features, dtype, missing))
+
+    @contextmanager
+    def begun(begins):
         begins()
+        yield
 
     monkeypatch.setattr(compiling, "compile_loops", noted)
+    monkeypatch.setattr(compiling, "compilation_noted", begun)
     return asked
 
 
@@ -113,5 +120,5 @@ def test_a_fit_that_compiles_says_so(setting, compiles, compiled_for):
     for thread in threading.enumerate():
         if thread.name == "emtau-compile":
             thread.join()
-    assert compiled_for == ([("full", 3, 2, np.dtype("f8"), 300)] if compiles else [])
+    assert compiled_for == ([("full", 3, 2, np.dtype("f8"), False)] if compiles else [])
     assert observer.notes == ([COMPILES] if compiles else [])
