@@ -29,7 +29,7 @@ from emtau_dask.execution.choice import one_thread
 from emtau_dask.mixture.linalg import Floats, read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics
-from emtau_dask.settings import RAISE
+from emtau_dask.settings import DROP, RAISE
 
 RELATIVE_TOLERANCE = 1e-4
 """Tolerance of k-means for the squared movement of the centres, in mean variances of the features."""
@@ -220,7 +220,8 @@ def starting_problem(problem: Problem, samples: Samples) -> Problem:
     if size >= problem.rows.shape[0]:
         return problem
     sample = sampled_rows(problem, samples, size)
-    return _in_memory(problem, sample.rows, sample.weights, problem.missing)
+    missing = RAISE if problem.missing == DROP else problem.missing  # Such rows are not sampled.
+    return _in_memory(problem, sample.rows, sample.weights, missing)
 
 
 def complete_problem(problem: Problem, seed: int) -> Problem:

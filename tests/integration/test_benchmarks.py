@@ -486,3 +486,7 @@ def test_sources(main_of, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.split(" | ")[0].strip("| ") for line in lines] == kinds
     assert "failed" not in " ".join(lines)
+
+
+def test_missing_values(main_of):
+    assert main_of("missing_values")(["--rows", "2000", "--features", "3", "--pairs", "1"])[3] > 0
