@@ -15,12 +15,16 @@ from emtau_dask.storage.stores import LocalObjects
 
 pytestmark = pytest.mark.kills
 ROWS, _ = starts.mixture(2200, 3, 2, separation=2.0, seed=7)
+INCOMPLETE = np.where(np.random.default_rng(4).random(ROWS.shape) < 0.1, np.nan, ROWS)
 WEIGHTS = np.random.default_rng(2).integers(0, 3, len(ROWS)).astype(float)
 CHUNKS = (700, 0, 900, 600)
 COMMON = {"n_components": 3, "random_state": 0, "tol": 0, "reg_covar": 0}
 CASES = {
     "auto": COMMON | {"algorithm": "auto", "max_iter": 50, "n_init": 2, "random_state": 3},
     "auto, weights": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2, "sample_weight": WEIGHTS},
+    "missing values": COMMON | {"algorithm": "auto", "max_iter": 50, "n_init": 2, "missing": "marginalise"},
+    "missing values, em-tau": COMMON
+    | {"algorithm": EMTau(tau=3), "acceleration": "quasi-newton", "max_iter": 16, "missing": "marginalise"},
     "few rows": COMMON | {"algorithm": "auto", "max_iter": 60, "tol": "statistical"},
     "annealed": COMMON | {"algorithm": "auto", "max_iter": 40, "n_init": 2},
     "measured": COMMON
@@ -39,8 +43,9 @@ CASES = {
 EVERY = pytest.mark.parametrize("case", CASES)
 
 
-def rows():
-    return da.from_array(ROWS, chunks=(CHUNKS, 2))
+def rows(case="auto"):
+    values = INCOMPLETE if CASES[case].get("missing") else ROWS
+    return da.from_array(values, chunks=(CHUNKS, 2))
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +78,7 @@ def undisturbed():
     def of(case):
         if case not in found:
             with iterations() as made:
-                model = quiet_fit(rows(), **CASES[case])
+                model = quiet_fit(rows(case), **CASES[case])
             found[case] = bits_of(model), [one.stage for one in made]
         return found[case]
 
@@ -83,7 +88,7 @@ def undisturbed():
 def stopped(case, folder, iteration):
     """Fit into a folder until an iteration is scored but not saved."""
     with interrupted(iteration), pytest.raises(KeyboardInterrupt):
-        quiet_fit(rows(), checkpoint=folder, **CASES[case])
+        quiet_fit(rows(case), checkpoint=folder, **CASES[case])
 
 
 def test_a_gap_is_measured_twice_in_one_case():
@@ -114,7 +119,7 @@ def test_stopped_in_every_iteration_and_resumed_each_time_it_has_the_same_bits(c
     while True:
         with interrupted(2):
             try:
-                model = resumed(tmp_path, rows(), **options_of(case))
+                model = resumed(tmp_path, rows(case), **options_of(case))
                 break
             except KeyboardInterrupt:
                 attempts += 1
@@ -133,7 +138,7 @@ def test_stopped_once_at_each_stage_and_resumed_it_has_the_same_bits(case, undis
     for iteration in sorted(firsts):
         folder = tmp_path / str(iteration)
         stopped(case, folder, iteration)
-        model = resumed(folder, rows(), **options_of(case))
+        model = resumed(folder, rows(case), **options_of(case))
         assert not differences(model, expected), (iteration, stages[iteration - 1])
 
 
@@ -143,8 +148,8 @@ def test_without_a_commit_after_each_iteration_it_has_the_same_bits(case, undist
     for iteration in (len(stages) // 2, len(stages) - 1):
         folder = tmp_path / str(iteration)
         with interrupted(iteration), pytest.raises(KeyboardInterrupt):
-            quiet_fit(rows(), checkpoint=folder, checkpoint_every=4, **CASES[case])
-        assert not differences(resumed(folder, rows(), **options_of(case)), expected), iteration
+            quiet_fit(rows(case), checkpoint=folder, checkpoint_every=4, **CASES[case])
+        assert not differences(resumed(folder, rows(case), **options_of(case)), expected), iteration
 
 
 def test_the_cases_have_every_stage(undisturbed):
@@ -174,9 +179,9 @@ def test_killed_while_it_makes_an_iteration_and_resumed_it_has_the_same_bits(
     expected, stages = undisturbed(name)
     iteration = stages.index(stage) + 2
     with Zygote("accelerated") as zygote:
-        assert zygote.run(fit_and_die, rows(), str(tmp_path), iteration, CASES[name]) is None
+        assert zygote.run(fit_and_die, rows(name), str(tmp_path), iteration, CASES[name]) is None
     assert committed(tmp_path) > 0
-    assert not differences(resumed(tmp_path, rows()), expected)
+    assert not differences(resumed(tmp_path, rows(name)), expected)
 
 
 def test_a_fit_that_max_iter_ended_goes_on_with_a_larger_one_on_all_rows(undisturbed, tmp_path):
