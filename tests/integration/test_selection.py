@@ -132,7 +132,7 @@ def test_records_are_what_a_naive_computation_finds(stored, tmp_path):
 
 
 def test_a_candidate_below_a_smaller_one_begins_again_at_a_split_of_it(tmp_path):
-    """K-means cuts clusters along a wide feature that says nothing; likelihoods of runs are scikit-learn's."""
+    """K-means cuts along a wide feature that says nothing; the likelihoods of runs are scikit-learn's."""
     rng = np.random.default_rng(7)
     rows = (MEANS[rng.choice(3, size=1000)] + rng.normal(size=(1000, 2))) * [1.0, 0.7]
     rows = np.column_stack([rows, 30 * rng.normal(size=1000)])

@@ -19,7 +19,7 @@ def test_the_component_of_two_clusters_is_cut_between_them(kind):
     mixture = GaussianMixture(2, covariance_type=kind, random_state=0).fit(ROWS)
     start = split_start(mixture, CountedRows(ROWS, None), 3)
     found = start["means_init"][np.lexsort(start["means_init"].T[::-1].round())]
-    expected = np.array([ROWS[GROUP == k].mean(axis=0) for k in range(3)])
+    expected = np.array([ROWS[k == GROUP].mean(axis=0) for k in range(3)])
     np.testing.assert_allclose(found, expected, atol=0.3)
     np.testing.assert_allclose(np.sort(start["weights_init"]), [1 / 6, 1 / 3, 1 / 2], atol=0.01)
     assert start["precisions_init"].shape == structure_named(kind).shape(3, 2)
