@@ -97,20 +97,6 @@ def naive_scores(mixture, rows):
     return total, -np.where(r > 0, r * np.log(np.where(r > 0, r, 1)), 0).sum(axis=1)
 
 
-def test_verbose_says_which_candidate_is_fitted(capsys):
-    chosen(verbose=1)
-    lines = capsys.readouterr().out.splitlines()
-    for number, K in enumerate((2, 3, 4)):
-        assert lines[number].startswith(
-            f"K = {K} (full), candidate {number + 1} of 3: log-likelihood per row "
-        )
-    assert lines[3].startswith("K = 3 (full), all rows: log-likelihood per row ")
-    chosen()
-    assert capsys.readouterr().out == ""
-    with pytest.raises(ConfigError, match="verbose is 'loud'"):
-        chosen(verbose="loud")
-
-
 def test_records_are_what_a_naive_computation_finds(stored, tmp_path):
     """Of the runs that the folder keeps, on all rows; held out are those whose number is hashed above."""
     found = chosen(str(stored), [2, 3], checkpoint=tmp_path / "c")
@@ -146,7 +132,7 @@ def test_records_are_what_a_naive_computation_finds(stored, tmp_path):
 
 
 def test_a_candidate_below_a_smaller_one_begins_again_at_a_split_of_it(tmp_path):
-    """K-means cuts clusters along a wide feature that says nothing; likelihoods are scikit-learn's."""
+    """K-means cuts along a wide feature that says nothing; the likelihoods of runs are scikit-learn's."""
     rng = np.random.default_rng(7)
     rows = (MEANS[rng.choice(3, size=1000)] + rng.normal(size=(1000, 2))) * [1.0, 0.7]
     rows = np.column_stack([rows, 30 * rng.normal(size=1000)])
@@ -273,7 +259,7 @@ def test_a_candidate_that_collapses_has_its_reason_and_is_never_chosen():
 
 def test_where_none_can_be_fitted_the_error_says_so():
     with pytest.raises(
-        InvalidDataError, match=r"none of 2 candidates could be fitted\. K = 1 \(full\): .*reg_covar"
+        InvalidDataError, match=r"none of the 2 candidates could be fitted\. 1 full: .*reg_covar"
     ):
         chosen(np.ones((50, 2)), [1, 2], estimator=GaussianMixture(reg_covar=0))
 
