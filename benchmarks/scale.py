@@ -1,0 +1,338 @@
+"""How the cost of a fit grows: with the data, with workers, and with the load of a cluster's scheduler.
+
+    python benchmarks/scale.py growth                # CPU time of an iteration; 4 minutes, 0.7 GB of disk
+    python benchmarks/scale.py memory                # peak of `emtau fit`, and what --plan says; 4 minutes
+    python benchmarks/scale.py workers               # 1 to 8 worker processes of this machine; 2 minutes
+    python benchmarks/scale.py scheduler             # up to 1,000 workers and 100,000 chunks; 6 minutes
+    python benchmarks/scale.py paper                 # 10,000,000,000 rows, by arithmetic
+
+- *growth*: CPU milliseconds of an iteration of EM by one thread on a zarr array, all but the first. The exponent
+  is that of a power law through this line and the one before.
+- *workers*: an iteration on a local cluster of one thread each. *Idle* is the part of the workers' time in which
+  no task ran, and *stretched* the mean seconds of a task beside those with one worker.
+- *scheduler*: one pass. The scheduler is a process of its own. All workers are objects of one other process, real
+  ones, with connections, heartbeats and merges; a task returns at once what a real one would. So only the
+  figures of the scheduler's process and of the driver mean something: CPU seconds (less those without work), messages in
+  and out, bytes of the graph, most memory (MB more than before the first pass). *Busy* workers is the number that one
+  scheduler keeps busy with chunks of 128 MB, and *wall* what `cluster_tasks.simulated` makes of these costs.
+- *paper*: `--plan` of an array of which only the metadata exist, and passes as docs/passes.md measured them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import cloudpickle
+import cluster_tasks
+import dask
+import memory
+import numpy as np
+import zarr
+from cluster_tasks import CHUNK_NUMBERS, LIMITS, Cost, clocks, cluster, of_scheduler, rates, row, table
+from distributed import Client, get_task_stream
+from distributed.deploy.subprocess import SubprocessCluster
+from scheduling import KEY, Marked, draw, fit
+
+from emtau_dask import EMTau, FullEM
+from emtau_dask.cli.config import load_config
+from emtau_dask.cli.fit import run_plan
+from emtau_dask.data.opening import as_source
+from emtau_dask.data.source import ChunkRange
+from emtau_dask.em.history import SilentObserver
+from emtau_dask.em.state_store import row_fields
+from emtau_dask.em.sums import ChunkOutcome, PassSums, merge_passes
+from emtau_dask.em.task import EStepItem
+from emtau_dask.execution import graph
+from emtau_dask.execution.dask_graph import GraphExecutor
+from emtau_dask.execution.executor import MapReduce
+from emtau_dask.mixture.covariance_types import structure_named
+from emtau_dask.mixture.statistics import RowSums, SufficientStatistics
+
+USUAL = {"rows": 300_000, "chunk_rows": 100_000, "features": 8, "components": 8, "covariance_type": "full"}
+GROWTH: dict[str, list[Any]] = {
+    "rows": [100_000, 300_000, 1_000_000, 3_000_000],
+    "features": [4, 8, 16, 32, 64],
+    "components": [4, 8, 16, 32, 64],
+    "chunk_rows": [300, 1_000, 10_000, 100_000, 300_000],
+    "covariance_type": ["full", "tied", "diag", "spherical"],
+}
+PEAKS = [
+    {},
+    {"rows": 4_000_000},
+    {"chunk_rows": 1_000_000},
+    {"features": 64},
+    {"components": 64},
+]
+HOST = """
+import asyncio, sys
+from distributed import Worker
+
+async def main(address, workers):
+    started = [Worker(address, nthreads=1, memory_limit=0, dashboard=False) for _ in range(workers)]
+    for begin in range(0, workers, 50):
+        await asyncio.gather(*started[begin : begin + 50])
+    await started[0].finished()
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+QUIET = {
+    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1h",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "1h",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+}
+"""What the many workers of a process would do besides their tasks, all of it for their own dashboards."""
+
+
+def iteration_ms(folder: Path, shape: argparse.Namespace, iterations: int) -> float:
+    """Return the CPU milliseconds of an iteration by one thread, the first left out."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        X, centres = draw(Path(name) / "rows.zarr", math.ceil(shape.rows / shape.chunk_rows), shape)
+        marks: list[float] = []
+        policy = Marked(FullEM(), lambda: marks.append(time.process_time()))
+        with dask.config.set(scheduler="threads", num_workers=1):
+            fit(X, centres, policy, iterations, shape.covariance_type)
+    return 1e3 * (marks[-1] - marks[0]) / (len(marks) - 1)
+
+
+def growth(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for name, values in GROWTH.items():
+        table(name, "ms an iteration", "ns a row", "exponent")
+        found[name] = []
+        for number, value in enumerate(values):
+            shape = argparse.Namespace(**USUAL | {name: value})
+            shape.rows //= options.divide
+            shape.chunk_rows = max(10, shape.chunk_rows // options.divide)
+            found[name].append(iteration_ms(folder, shape, options.iterations))
+            cells = [found[name][-1], 1e6 * found[name][-1] / shape.rows]
+            if number and name != "covariance_type":
+                cells.append(math.log(cells[0] / found[name][-2]) / math.log(value / values[number - 1]))
+            print(f"| {value} | {' | '.join(f'{cell:,.3g}' for cell in cells)} |", flush=True)
+    return found
+
+
+def peaks(folder: Path, options: argparse.Namespace) -> list[memory.Peak]:
+    table("rows", "chunk rows", "features", "components", "MB", "MB by --plan")
+    found = []
+    defaults = {"algorithm": "auto", "init": "kmeans", "cache_bytes": "32 MiB", "read_ahead_bytes": "64 MiB"}
+    for number, other in enumerate(PEAKS):
+        shape = USUAL | {"rows": 1_000_000, "features": 16, "components": 16} | other
+        asked = argparse.Namespace(**shape, **defaults, iterations=3)
+        asked.rows, asked.chunk_rows = asked.rows // options.divide, asked.chunk_rows // options.divide
+        (folder / str(number)).mkdir()
+        found.append(memory.measure(folder / str(number), asked.rows, asked))
+        cells = [asked.rows, asked.chunk_rows, asked.features, asked.components]
+        row(*cells, found[-1].megabytes, found[-1].predicted)
+    return found
+
+
+def by_workers(folder: Path, options: argparse.Namespace) -> list[Counter[str]]:
+    shape = argparse.Namespace(chunk_rows=200_000 // options.divide, features=16, components=16)
+    X, centres = draw(folder / "rows.zarr", 32, shape)
+    names = ["tasks", "merges", "received", "sent", "scheduler", "seconds", "task seconds", "idle"]
+    table("workers", *names, "stretched")
+    found: list[Counter[str]] = []
+    for workers in options.workers:
+        marks: list[Counter[str]] = []
+        with cluster(workers, folder) as client, get_task_stream(client) as stream:
+            policy = Marked(FullEM(), lambda marks=marks, client=client: marks.append(clocks(client)))
+            fit(X, centres, policy, options.iterations)
+            each = rates(marks[0], marks[-1], len(marks) - 1)
+        passes: dict[str, float] = {}
+        for task in stream.data:
+            if match := KEY.search(str(task["key"])):
+                ran = sum(part["stop"] - part["start"] for part in task["startstops"])
+                passes[match["token"]] = passes.get(match["token"], 0.0) + ran
+        each["task seconds"] = sum(list(passes.values())[1 - len(marks) :]) / (len(marks) - 1)
+        each["idle"] = 1 - each["task seconds"] / (workers * each["seconds"])
+        found.append(each)
+        row(workers, *(each[name] for name in names), each["task seconds"] / found[0]["task seconds"])
+    return found
+
+
+@contextmanager
+def many(workers: int, place: Path) -> Iterator[Client]:
+    """A scheduler in a process of its own, and one more process with all workers."""
+    with (
+        patch.dict(os.environ, {"DASK_TEMPORARY_DIRECTORY": str(place)}),
+        SubprocessCluster(n_workers=0, dashboard_address=None) as processes,
+        Client(processes) as client,
+    ):
+        address = client.scheduler.address
+        command = [sys.executable, "-c", HOST, address, str(workers)]
+        host = subprocess.Popen(command, env=os.environ | QUIET, cwd=place, stderr=subprocess.DEVNULL)
+        try:
+            client.wait_for_workers(workers)
+            yield client
+        finally:
+            host.terminate()
+            host.wait()
+
+
+def at_once(item: EStepItem, components: int, features: int) -> PassSums:
+    """Return sums of the size of those of a chunk."""
+    sizes = ((components,), (components, features), (components, features, features))
+    statistics = SufficientStatistics(*(np.ones(size) for size in sizes))
+    chunk = item.chunk_range
+    return PassSums(
+        RowSums(None, statistics), scored=chunk.n_rows, chunks=(ChunkOutcome(chunk.chunk, chunk.n_rows, None),)
+    )
+
+
+def peak_bytes(dask_scheduler: Any) -> int:
+    return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one pass costs scheduler and driver."""
+
+    cost: Cost
+    graph_bytes: int
+    peak_bytes: int
+
+
+def load(client: Client, chunks: int, alone: bool, options: argparse.Namespace) -> Load:
+    """Run a pass of tasks that return at once."""
+
+    def now() -> Counter[str]:
+        own = Counter(driver=time.process_time(), seconds=time.perf_counter())
+        return own + Counter(client.run_on_scheduler(of_scheduler))
+
+    K, d = options.components, options.features
+    items = {chunk: EStepItem(ChunkRange(chunk, 100 * chunk, 100 * chunk + 100), None) for chunk in range(chunks)}
+    work = MapReduce(
+        partial(at_once, components=K, features=d),
+        partial(merge_passes, structure_named("full")),
+        (),
+        items,
+        "estep",
+        "a pass",
+        dict.fromkeys(items, CHUNK_NUMBERS),
+    )
+    idle = now()
+    time.sleep(options.idle_seconds)
+    before = now()
+    idle = rates(idle, before, options.idle_seconds)
+    sent = client.scheduler_comm.byte_count
+    with patch.multiple(graph, **LIMITS[alone]):
+        result = GraphExecutor(client).map_reduce(work, SilentObserver())
+    assert result is not None and result.scored == 100 * chunks
+    of = rates(before, now(), 1)
+    of["scheduler"] = max(0.0, of["scheduler"] - idle["scheduler"] * of["seconds"])
+    of["idle"] = idle["scheduler"]
+    cost = Cost(chunks, alone, len(client.nthreads()), of, {})
+    return Load(cost, client.scheduler_comm.byte_count - sent, client.run_on_scheduler(peak_bytes))
+
+
+def height(cost: Cost) -> int:
+    """Return the number of merges above a chunk's task, at most."""
+    with patch.multiple(graph, **LIMITS[cost.alone]):
+        batches = graph.batches_of(dict.fromkeys(range(cost.chunks), CHUNK_NUMBERS))
+    tree = graph.merge_tree(batches)
+
+    def above(node: tuple[int, int]) -> int:
+        return 1 + max(map(above, tree.children[node])) if node in tree.children else 0
+
+    return above(tree.root)
+
+
+def scheduler(folder: Path, options: argparse.Namespace) -> list[Load]:
+    names = ["tasks", "merges", "depth", "graph kB", "scheduler", "ms a task", "driver", "sent"]
+    table("workers", "chunks", "alone", *names, "MB", "idle", "busy", "wall", "ideal")
+    found = []
+    passes = [(chunks, False) for chunks in sorted(options.chunks)]
+    if options.alone:
+        passes.append((options.alone, True))
+    for workers in options.workers_of_scheduler:
+        with many(workers, folder) as client:
+            load(client, 10, False, options)  # loads code
+            for chunks, alone in passes:
+                each = load(client, chunks, alone, options)
+                of, seconds = each.cost.of, each.cost.of["scheduler"] / each.cost.tasks
+                task = options.chunk_seconds * chunks / of["tasks"]
+                *_, wall, _, ideal = cluster_tasks.simulated(chunks, workers, each.cost, options.chunk_seconds)
+                counts = [of["tasks"], of["merges"], height(each.cost), each.graph_bytes / 1e3, of["scheduler"]]
+                counts += [1e3 * seconds, of["driver"], of["sent"], each.peak_bytes / 1e6, of["idle"]]
+                row(workers, chunks, alone, *counts, task / seconds, wall, ideal)
+                found.append(each)
+    return found
+
+
+def paper(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Return what a fit of rows of which only the metadata exist needs, as --plan says, and by arithmetic."""
+    K, d, workers = options.components, options.features, options.paper_workers
+    X = zarr.create_array(
+        store=folder / "rows.zarr", shape=(options.rows, d), chunks=(1_000_000, d), dtype="float64"
+    )
+    config = folder / "config.yaml"
+    config.write_text(
+        f"{{data: {{path: {folder / 'rows.zarr'}}}, model: {{n_components: {K}}}, output: {{directory: {folder}}}}}"
+    )
+    demand = run_plan(load_config(config, ["cluster.workers=1"]), overwrite=True).demand
+    state = row_fields(as_source(X, ndim=2, what="X"), K, EMTau(), 100)
+    assert state is not None
+    reading = demand.pass_bytes / options.bytes_per_second
+    scoring = demand.chunks * options.chunk_seconds / workers
+    found = {
+        "bytes": demand.pass_bytes,
+        "chunks": demand.chunks,
+        "tasks": demand.tasks,
+        "MB of a process, without its cache": (demand.memory - demand.cache) / 1e6,
+        "seconds to read": reading,
+        "seconds to score": scoring,
+        "GB of row state, at most": options.rows * sum(dtype.itemsize for dtype in state.by_name.values()) / 1e9,
+    }
+    found |= {f"hours of {n} passes": n * max(reading, scoring) / 3600 for n in options.passes}
+    table("10^10 rows", "")
+    for name, value in found.items():
+        print(f"| {name} | {value:,.4g} |")
+    return found
+
+
+PARTS = {"growth": growth, "memory": peaks, "workers": by_workers, "scheduler": scheduler, "paper": paper}
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="+", choices=list(PARTS))
+    parser.add_argument("--divide", type=int, default=1, help="rows of growth, memory and workers, for a try")
+    parser.add_argument("--iterations", type=int, default=4, help="of each fit; the first is not counted")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--workers-of-scheduler", type=int, nargs="+", default=[10, 100, 1_000])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1_000, 10_000, 100_000], help="of scheduler")
+    parser.add_argument("--alone", type=int, default=0, help="chunks of scheduler that have a task each, too")
+    parser.add_argument("--components", type=int, default=16)
+    parser.add_argument("--features", type=int, default=16)
+    parser.add_argument("--chunk-seconds", type=float, default=0.17, help="of a chunk of 128 MB")
+    parser.add_argument("--idle-seconds", type=float, default=5, help="that a cluster is watched for")
+    parser.add_argument("--rows", type=int, default=10**10, help="of paper")
+    parser.add_argument("--passes", type=int, nargs="+", default=[4, 90], help="of paper")
+    parser.add_argument("--paper-workers", type=int, default=100)
+    parser.add_argument("--bytes-per-second", type=float, default=1e9, help="of all workers, of paper")
+    parser.add_argument("--folder", type=Path, help="where the data go for as long as this runs")
+    options = parser.parse_args(arguments)
+    cloudpickle.register_pickle_by_value(cluster_tasks)  # Schedulers and workers cannot import it.
+    found = {}
+    for part in options.parts:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            found[part] = PARTS[part](Path(folder), options)
+    return found
+
+
+if __name__ == "__main__":
+    main()
