@@ -1,21 +1,20 @@
 """How the cost of a fit grows: with the data, with workers, and with the load of a cluster's scheduler.
 
-    python benchmarks/scale.py growth                # CPU time of an iteration; 4 minutes, 0.7 GB of disk
-    python benchmarks/scale.py memory                # peak of `emtau fit`, and what --plan says; 4 minutes
+    python benchmarks/scale.py growth                # CPU time of an iteration; 4 minutes, 0.2 GB of disk
     python benchmarks/scale.py workers               # 1 to 8 worker processes of this machine; 2 minutes
     python benchmarks/scale.py scheduler             # up to 1,000 workers and 100,000 chunks; 6 minutes
     python benchmarks/scale.py paper                 # 10,000,000,000 rows, by arithmetic
 
-- *growth*: CPU milliseconds of an iteration of EM by one thread on a zarr array, all but the first. The exponent
-  is that of a power law through this line and the one before.
-- *workers*: an iteration on a local cluster of one thread each. *Idle* is the part of the workers' time in which
-  no task ran, and *stretched* the mean seconds of a task beside those with one worker.
-- *scheduler*: one pass. The scheduler is a process of its own. All workers are objects of one other process, real
-  ones, with connections, heartbeats and merges; a task returns at once what a real one would. So only the
-  figures of the scheduler's process and of the driver mean something: CPU seconds (less those without work), messages in
-  and out, bytes of the graph, most memory (MB more than before the first pass). *Busy* workers is the number that one
-  scheduler keeps busy with chunks of 128 MB, and *wall* what `cluster_tasks.simulated` makes of these costs.
-- *paper*: `--plan` of an array of which only the metadata exist, and passes as docs/passes.md measured them.
+- *growth*: CPU milliseconds of an iteration of EM by one thread on a zarr array, the median of all but the
+  first. The exponent is that of a power law through this line and the one before.
+- *workers*: an iteration on a local cluster of one thread each. *Idle* is the part of the workers' time in
+  which no task ran; *stretched* are the seconds of tasks beside those with one worker.
+- *scheduler*: one pass. The scheduler is a process of its own. All workers are objects of one other process,
+  with connections, heartbeats and merges of their own; a task returns at once what a real one would. So only
+  the figures of scheduler and driver mean something: CPU seconds (the scheduler's less those without work,
+  whose share of a core is *idle*), messages to clients and workers, bytes of the graph, most MB. *Busy* is how
+  many workers the scheduler keeps at work, and *wall* what `cluster_tasks.simulated` makes of these costs.
+- *paper*: `--plan` of an array of which only the metadata exist, and arithmetic.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,10 +37,9 @@ from unittest.mock import patch
 import cloudpickle
 import cluster_tasks
 import dask
-import memory
 import numpy as np
 import zarr
-from cluster_tasks import CHUNK_NUMBERS, LIMITS, Cost, clocks, cluster, of_scheduler, rates, row, table
+from cluster_tasks import CHUNK_NUMBERS, Cost, clocks, cluster, of_scheduler, rates, row, table
 from distributed import Client, get_task_stream
 from distributed.deploy.subprocess import SubprocessCluster
 from scheduling import KEY, Marked, draw, fit
@@ -70,13 +67,6 @@ GROWTH: dict[str, list[Any]] = {
     "chunk_rows": [300, 1_000, 10_000, 100_000, 300_000],
     "covariance_type": ["full", "tied", "diag", "spherical"],
 }
-PEAKS = [
-    {},
-    {"rows": 4_000_000},
-    {"chunk_rows": 1_000_000},
-    {"features": 64},
-    {"components": 64},
-]
 HOST = """
 import asyncio, sys
 from distributed import Worker
@@ -98,14 +88,14 @@ QUIET = {
 
 
 def iteration_ms(folder: Path, shape: argparse.Namespace, iterations: int) -> float:
-    """Return the CPU milliseconds of an iteration by one thread, the first left out."""
+    """Return the CPU milliseconds of an iteration by one thread."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         X, centres = draw(Path(name) / "rows.zarr", math.ceil(shape.rows / shape.chunk_rows), shape)
         marks: list[float] = []
         policy = Marked(FullEM(), lambda: marks.append(time.process_time()))
         with dask.config.set(scheduler="threads", num_workers=1):
             fit(X, centres, policy, iterations, shape.covariance_type)
-    return 1e3 * (marks[-1] - marks[0]) / (len(marks) - 1)
+    return 1e3 * float(np.median(np.diff(marks)))
 
 
 def growth(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
@@ -122,21 +112,6 @@ def growth(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
             if number and name != "covariance_type":
                 cells.append(math.log(cells[0] / found[name][-2]) / math.log(value / values[number - 1]))
             print(f"| {value} | {' | '.join(f'{cell:,.3g}' for cell in cells)} |", flush=True)
-    return found
-
-
-def peaks(folder: Path, options: argparse.Namespace) -> list[memory.Peak]:
-    table("rows", "chunk rows", "features", "components", "MB", "MB by --plan")
-    found = []
-    defaults = {"algorithm": "auto", "init": "kmeans", "cache_bytes": "32 MiB", "read_ahead_bytes": "64 MiB"}
-    for number, other in enumerate(PEAKS):
-        shape = USUAL | {"rows": 1_000_000, "features": 16, "components": 16} | other
-        asked = argparse.Namespace(**shape, **defaults, iterations=3)
-        asked.rows, asked.chunk_rows = asked.rows // options.divide, asked.chunk_rows // options.divide
-        (folder / str(number)).mkdir()
-        found.append(memory.measure(folder / str(number), asked.rows, asked))
-        cells = [asked.rows, asked.chunk_rows, asked.features, asked.components]
-        row(*cells, found[-1].megabytes, found[-1].predicted)
     return found
 
 
@@ -183,111 +158,75 @@ def many(workers: int, place: Path) -> Iterator[Client]:
             host.wait()
 
 
-def at_once(item: EStepItem, components: int, features: int) -> PassSums:
-    """Return sums of the size of those of a chunk."""
-    sizes = ((components,), (components, features), (components, features, features))
-    statistics = SufficientStatistics(*(np.ones(size) for size in sizes))
-    chunk = item.chunk_range
-    return PassSums(
-        RowSums(None, statistics), scored=chunk.n_rows, chunks=(ChunkOutcome(chunk.chunk, chunk.n_rows, None),)
-    )
+def at_once(item: EStepItem) -> PassSums:
+    """Return sums of the size of those of a chunk: 16 components, 16 features, full covariances."""
+    statistics = SufficientStatistics(np.ones(16), np.ones((16, 16)), np.ones((16, 16, 16)))
+    chunk, n = item.chunk_range.chunk, item.chunk_range.n_rows
+    return PassSums(RowSums(None, statistics), scored=n, chunks=(ChunkOutcome(chunk, n, None),))
 
 
-def peak_bytes(dask_scheduler: Any) -> int:
+def peak_bytes() -> int:
     return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 
-@dataclass(frozen=True)
-class Load:
-    """What one pass costs scheduler and driver."""
-
-    cost: Cost
-    graph_bytes: int
-    peak_bytes: int
-
-
-def load(client: Client, chunks: int, alone: bool, options: argparse.Namespace) -> Load:
-    """Run a pass of tasks that return at once."""
+def load(client: Client, chunks: int, options: argparse.Namespace) -> Cost:
+    """Run a pass of tasks that return at once, with the costs of chunks of 128 MB."""
 
     def now() -> Counter[str]:
-        own = Counter(driver=time.process_time(), seconds=time.perf_counter())
-        return own + Counter(client.run_on_scheduler(of_scheduler))
+        own = Counter(driver=time.process_time(), graph=client.scheduler_comm.byte_count)
+        return own + Counter(client.run_on_scheduler(of_scheduler)) + Counter(seconds=time.perf_counter())
 
-    K, d = options.components, options.features
-    items = {chunk: EStepItem(ChunkRange(chunk, 100 * chunk, 100 * chunk + 100), None) for chunk in range(chunks)}
-    work = MapReduce(
-        partial(at_once, components=K, features=d),
-        partial(merge_passes, structure_named("full")),
-        (),
-        items,
-        "estep",
-        "a pass",
-        dict.fromkeys(items, CHUNK_NUMBERS),
-    )
+    ranges = (ChunkRange(chunk, 100 * chunk, 100 * chunk + 100) for chunk in range(chunks))
+    items = {of.chunk: EStepItem(of, None) for of in ranges}
+    costs = dict.fromkeys(items, CHUNK_NUMBERS)
+    merge = partial(merge_passes, structure_named("full"))
+    work = MapReduce(at_once, merge, (), items, "estep", "a pass", costs)
     idle = now()
     time.sleep(options.idle_seconds)
     before = now()
-    idle = rates(idle, before, options.idle_seconds)
-    sent = client.scheduler_comm.byte_count
-    with patch.multiple(graph, **LIMITS[alone]):
-        result = GraphExecutor(client).map_reduce(work, SilentObserver())
-    assert result is not None and result.scored == 100 * chunks
-    of = rates(before, now(), 1)
+    result = GraphExecutor(client).map_reduce(work, SilentObserver())
+    assert result is not None
+    assert result.scored == 100 * chunks
+    of, idle = rates(before, now(), 1), rates(idle, before, options.idle_seconds)
     of["scheduler"] = max(0.0, of["scheduler"] - idle["scheduler"] * of["seconds"])
     of["idle"] = idle["scheduler"]
-    cost = Cost(chunks, alone, len(client.nthreads()), of, {})
-    return Load(cost, client.scheduler_comm.byte_count - sent, client.run_on_scheduler(peak_bytes))
+    kept = {"MB": client.run_on_scheduler(peak_bytes) // 10**6}
+    return Cost(chunks, False, len(client.nthreads()), of, kept)
 
 
-def height(cost: Cost) -> int:
-    """Return the number of merges above a chunk's task, at most."""
-    with patch.multiple(graph, **LIMITS[cost.alone]):
-        batches = graph.batches_of(dict.fromkeys(range(cost.chunks), CHUNK_NUMBERS))
-    tree = graph.merge_tree(batches)
-
-    def above(node: tuple[int, int]) -> int:
-        return 1 + max(map(above, tree.children[node])) if node in tree.children else 0
-
-    return above(tree.root)
-
-
-def scheduler(folder: Path, options: argparse.Namespace) -> list[Load]:
-    names = ["tasks", "merges", "depth", "graph kB", "scheduler", "ms a task", "driver", "sent"]
-    table("workers", "chunks", "alone", *names, "MB", "idle", "busy", "wall", "ideal")
+def scheduler(folder: Path, options: argparse.Namespace) -> list[Cost]:
+    counts = ["tasks", "merges", "graph", "scheduler", "driver", "sent", "idle"]
+    table("workers", "chunks", *counts, "MB", "levels", "ms a task", "busy", "wall", "ideal")
     found = []
-    passes = [(chunks, False) for chunks in sorted(options.chunks)]
-    if options.alone:
-        passes.append((options.alone, True))
     for workers in options.workers_of_scheduler:
         with many(workers, folder) as client:
-            load(client, 10, False, options)  # loads code
-            for chunks, alone in passes:
-                each = load(client, chunks, alone, options)
-                of, seconds = each.cost.of, each.cost.of["scheduler"] / each.cost.tasks
-                task = options.chunk_seconds * chunks / of["tasks"]
-                *_, wall, _, ideal = cluster_tasks.simulated(chunks, workers, each.cost, options.chunk_seconds)
-                counts = [of["tasks"], of["merges"], height(each.cost), each.graph_bytes / 1e3, of["scheduler"]]
-                counts += [1e3 * seconds, of["driver"], of["sent"], each.peak_bytes / 1e6, of["idle"]]
-                row(workers, chunks, alone, *counts, task / seconds, wall, ideal)
+            load(client, 10, options)  # loads code
+            for chunks in sorted(options.chunks):
+                each = load(client, chunks, options)
                 found.append(each)
+                batches = graph.batches_of(dict.fromkeys(range(chunks), CHUNK_NUMBERS))
+                levels = graph.merge_tree(batches).root[0] - batches[0].level
+                by_task, seconds = each.of["scheduler"] / each.tasks, options.chunk_seconds
+                busy = seconds * chunks / each.of["tasks"] / by_task
+                *_, wall, _, ideal = cluster_tasks.simulated(chunks, workers, each, seconds)
+                cells = [*(each.of[name] for name in counts), each.kept["MB"], levels, 1e3 * by_task]
+                row(workers, chunks, *cells, busy, wall, ideal)
     return found
 
 
 def paper(folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Return what a fit of rows of which only the metadata exist needs, as --plan says, and by arithmetic."""
-    K, d, workers = options.components, options.features, options.paper_workers
-    X = zarr.create_array(
-        store=folder / "rows.zarr", shape=(options.rows, d), chunks=(1_000_000, d), dtype="float64"
-    )
+    """Return what a fit of 16 components needs for rows of 16 features of which only the metadata exist."""
+    place, size = folder / "rows.zarr", (options.rows, 16)
+    X = zarr.create_array(store=place, shape=size, chunks=(1_000_000, 16), dtype="float64")
     config = folder / "config.yaml"
     config.write_text(
-        f"{{data: {{path: {folder / 'rows.zarr'}}}, model: {{n_components: {K}}}, output: {{directory: {folder}}}}}"
+        f"data: {{path: {place}}}\nmodel: {{n_components: 16}}\noutput: {{directory: {folder}}}"
     )
     demand = run_plan(load_config(config, ["cluster.workers=1"]), overwrite=True).demand
-    state = row_fields(as_source(X, ndim=2, what="X"), K, EMTau(), 100)
+    state = row_fields(as_source(X, ndim=2, what="X"), 16, EMTau(), 100)
     assert state is not None
     reading = demand.pass_bytes / options.bytes_per_second
-    scoring = demand.chunks * options.chunk_seconds / workers
+    scoring = demand.chunks * options.chunk_seconds / options.paper_workers
     found = {
         "bytes": demand.pass_bytes,
         "chunks": demand.chunks,
@@ -295,29 +234,26 @@ def paper(folder: Path, options: argparse.Namespace) -> dict[str, float]:
         "MB of a process, without its cache": (demand.memory - demand.cache) / 1e6,
         "seconds to read": reading,
         "seconds to score": scoring,
-        "GB of row state, at most": options.rows * sum(dtype.itemsize for dtype in state.by_name.values()) / 1e9,
+        "GB of row state": options.rows * sum(each.itemsize for each in state.by_name.values()) / 1e9,
     }
     found |= {f"hours of {n} passes": n * max(reading, scoring) / 3600 for n in options.passes}
-    table("10^10 rows", "")
+    table(f"{options.rows:,} rows", "")
     for name, value in found.items():
         print(f"| {name} | {value:,.4g} |")
     return found
 
 
-PARTS = {"growth": growth, "memory": peaks, "workers": by_workers, "scheduler": scheduler, "paper": paper}
+PARTS = {"growth": growth, "workers": by_workers, "scheduler": scheduler, "paper": paper}
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
-    parser.add_argument("--divide", type=int, default=1, help="rows of growth, memory and workers, for a try")
-    parser.add_argument("--iterations", type=int, default=4, help="of each fit; the first is not counted")
+    parser.add_argument("--divide", type=int, default=1, help="the rows of growth and workers, for a try")
+    parser.add_argument("--iterations", type=int, default=6, help="of each fit; the first is not counted")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--workers-of-scheduler", type=int, nargs="+", default=[10, 100, 1_000])
-    parser.add_argument("--chunks", type=int, nargs="+", default=[1_000, 10_000, 100_000], help="of scheduler")
-    parser.add_argument("--alone", type=int, default=0, help="chunks of scheduler that have a task each, too")
-    parser.add_argument("--components", type=int, default=16)
-    parser.add_argument("--features", type=int, default=16)
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--chunk-seconds", type=float, default=0.17, help="of a chunk of 128 MB")
     parser.add_argument("--idle-seconds", type=float, default=5, help="that a cluster is watched for")
     parser.add_argument("--rows", type=int, default=10**10, help="of paper")
