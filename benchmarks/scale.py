@@ -12,8 +12,8 @@
 - *scheduler*: one pass. The scheduler is a process of its own. All workers are objects of one other process,
   with connections, heartbeats and merges of their own; a task returns at once what a real one would. So only
   the figures of scheduler and driver mean something: CPU seconds (the scheduler's less those without work,
-  whose share of a core is *idle*), messages to clients and workers, bytes of the graph, most MB. *Busy* is how
-  many workers the scheduler keeps at work, and *wall* what `cluster_tasks.simulated` makes of these costs.
+  whose share of a core is *idle*), messages to clients and workers, bytes of the graph, most MB. *Busy* are
+  the workers that it keeps at work, and *wall* what `cluster_tasks.simulated` makes of these costs.
 - *paper*: `--plan` of an array of which only the metadata exist, and arithmetic.
 """
 
@@ -59,11 +59,11 @@ from emtau_dask.execution.executor import MapReduce
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.statistics import RowSums, SufficientStatistics
 
-USUAL = {"rows": 300_000, "chunk_rows": 100_000, "features": 8, "components": 8, "covariance_type": "full"}
+USUAL = {"rows": 300_000, "chunk_rows": 100_000, "features": 16, "components": 16, "covariance_type": "full"}
 GROWTH: dict[str, list[Any]] = {
     "rows": [100_000, 300_000, 1_000_000, 3_000_000],
-    "features": [4, 8, 16, 32, 64],
-    "components": [4, 8, 16, 32, 64],
+    "features": [4, 16, 64, 128],
+    "components": [4, 16, 64, 256],
     "chunk_rows": [300, 1_000, 10_000, 100_000, 300_000],
     "covariance_type": ["full", "tied", "diag", "spherical"],
 }
@@ -88,23 +88,27 @@ QUIET = {
 
 
 def iteration_ms(folder: Path, shape: argparse.Namespace, iterations: int) -> float:
-    """Return the CPU milliseconds of an iteration by one thread."""
+    """Return the CPU milliseconds of an iteration by one thread, in the second of two fits."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        X, centres = draw(Path(name) / "rows.zarr", math.ceil(shape.rows / shape.chunk_rows), shape)
+        chunks = math.ceil(shape.rows / shape.chunk_rows)
+        X, centres = draw(Path(name) / "rows.zarr", chunks, shape, shape.spread)
         marks: list[float] = []
         policy = Marked(FullEM(), lambda: marks.append(time.process_time()))
         with dask.config.set(scheduler="threads", num_workers=1):
-            fit(X, centres, policy, iterations, shape.covariance_type)
+            for _ in range(2):  # The first loads compiled code.
+                marks.clear()
+                fit(X, centres, policy, iterations, shape.covariance_type)
     return 1e3 * float(np.median(np.diff(marks)))
 
 
 def growth(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for name, values in GROWTH.items():
+    for name in options.growing:
+        values = GROWTH[name]
         table(name, "ms an iteration", "ns a row", "exponent")
         found[name] = []
         for number, value in enumerate(values):
-            shape = argparse.Namespace(**USUAL | {name: value})
+            shape = argparse.Namespace(**USUAL | {name: value}, spread=options.spread)
             shape.rows //= options.divide
             shape.chunk_rows = max(10, shape.chunk_rows // options.divide)
             found[name].append(iteration_ms(folder, shape, options.iterations))
@@ -116,7 +120,7 @@ def growth(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def by_workers(folder: Path, options: argparse.Namespace) -> list[Counter[str]]:
-    shape = argparse.Namespace(chunk_rows=200_000 // options.divide, features=16, components=16)
+    shape = argparse.Namespace(chunk_rows=100_000 // options.divide, features=16, components=16)
     X, centres = draw(folder / "rows.zarr", 32, shape)
     names = ["tasks", "merges", "received", "sent", "scheduler", "seconds", "task seconds", "idle"]
     table("workers", *names, "stretched")
@@ -143,7 +147,9 @@ def by_workers(folder: Path, options: argparse.Namespace) -> list[Counter[str]]:
 def many(workers: int, place: Path) -> Iterator[Client]:
     """A scheduler in a process of its own, and one more process with all workers."""
     with (
-        patch.dict(os.environ, {"DASK_TEMPORARY_DIRECTORY": str(place)}),
+        patch.dict(
+            os.environ, {"DASK_TEMPORARY_DIRECTORY": str(place), "DASK_LOGGING__DISTRIBUTED": "error"}
+        ),
         SubprocessCluster(n_workers=0, dashboard_address=None) as processes,
         Client(processes) as client,
     ):
@@ -251,6 +257,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
     parser.add_argument("--divide", type=int, default=1, help="the rows of growth and workers, for a try")
     parser.add_argument("--iterations", type=int, default=6, help="of each fit; the first is not counted")
+    parser.add_argument(
+        "--spread", type=float, default=0.5, help="of the means, in standard deviations of rows"
+    )
+    parser.add_argument("--growing", nargs="+", choices=list(GROWTH), default=list(GROWTH))
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--workers-of-scheduler", type=int, nargs="+", default=[10, 100, 1_000])
     parser.add_argument("--chunks", type=int, nargs="+", default=[1_000, 10_000, 100_000])

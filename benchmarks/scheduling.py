@@ -196,10 +196,12 @@ class Cost:
     idle: float | None
 
 
-def draw(path: Path, chunks: int, options: argparse.Namespace) -> tuple[RangeSource, np.ndarray]:
-    """Write rows around some centres, and return both."""
+def draw(
+    path: Path, chunks: int, options: argparse.Namespace, spread: float = 3.0
+) -> tuple[RangeSource, np.ndarray]:
+    """Write rows around some centres with a standard deviation of ``spread``, and return both."""
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(options.components, options.features)) * 3
+    centres = rng.normal(size=(options.components, options.features)) * spread
     stored = zarr.create_array(
         store=path,
         shape=(chunks * options.chunk_rows, options.features),
