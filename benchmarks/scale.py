@@ -10,10 +10,10 @@
 - *workers*: an iteration on a local cluster of one thread each. *Idle* is the part of the workers' time in
   which no task ran; *stretched* are the seconds of tasks beside those with one worker.
 - *scheduler*: one pass. The scheduler is a process of its own. All workers are objects of one other process,
-  with connections, heartbeats and merges of their own; a task returns at once what a real one would. So only
-  the figures of scheduler and driver mean something: CPU seconds (the scheduler's less those without work,
-  whose share of a core is *idle*), messages to clients and workers, bytes of the graph, most MB. *Busy* are
-  the workers that it keeps at work, and *wall* what `cluster_tasks.simulated` makes of these costs.
+  with connections, heartbeats and merges of their own; a task returns at once what a real one would. So
+  *seconds* are those of that process. Of use are CPU seconds of scheduler and driver, messages to clients and
+  workers, bytes of the graph, most MB of the scheduler, and *idle*, the share of a core that it takes with no
+  work. *Busy* workers are those that it can serve, *wall* what `cluster_tasks.simulated` makes of it.
 - *paper*: `--plan` of an array of which only the metadata exist, and arithmetic.
 """
 
@@ -194,14 +194,13 @@ def load(client: Client, chunks: int, options: argparse.Namespace) -> Cost:
     assert result is not None
     assert result.scored == 100 * chunks
     of, idle = rates(before, now(), 1), rates(idle, before, options.idle_seconds)
-    of["scheduler"] = max(0.0, of["scheduler"] - idle["scheduler"] * of["seconds"])
     of["idle"] = idle["scheduler"]
     kept = {"MB": client.run_on_scheduler(peak_bytes) // 10**6}
     return Cost(chunks, False, len(client.nthreads()), of, kept)
 
 
 def scheduler(folder: Path, options: argparse.Namespace) -> list[Cost]:
-    counts = ["tasks", "merges", "graph", "scheduler", "driver", "sent", "idle"]
+    counts = ["tasks", "merges", "graph", "scheduler", "driver", "sent", "seconds", "idle"]
     table("workers", "chunks", *counts, "MB", "levels", "ms a task", "busy", "wall", "ideal")
     found = []
     for workers in options.workers_of_scheduler:
@@ -267,7 +266,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--chunk-seconds", type=float, default=0.17, help="of a chunk of 128 MB")
     parser.add_argument("--idle-seconds", type=float, default=5, help="that a cluster is watched for")
     parser.add_argument("--rows", type=int, default=10**10, help="of paper")
-    parser.add_argument("--passes", type=int, nargs="+", default=[4, 90], help="of paper")
+    parser.add_argument("--passes", type=int, nargs="+", default=[5, 90], help="of paper")
     parser.add_argument("--paper-workers", type=int, default=100)
     parser.add_argument("--bytes-per-second", type=float, default=1e9, help="of all workers, of paper")
     parser.add_argument("--folder", type=Path, help="where the data go for as long as this runs")
