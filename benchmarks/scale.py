@@ -13,7 +13,8 @@
   with connections, heartbeats and merges of their own; a task returns at once what a real one would. So
   *seconds* are those of that process. Of use are CPU seconds of scheduler and driver, messages to clients and
   workers, bytes of the graph, most MB of the scheduler, and *idle*, the share of a core that it takes with no
-  work. *Busy* workers are those that it can serve, *wall* what `cluster_tasks.simulated` makes of it.
+  work, which *gross* has and *scheduler* has not. *Busy* workers are those that it can serve, *wall* what
+  `cluster_tasks.simulated` makes of it.
 - *paper*: `--plan` of an array of which only the metadata exist, and arithmetic.
 """
 
@@ -195,12 +196,14 @@ def load(client: Client, chunks: int, options: argparse.Namespace) -> Cost:
     assert result.scored == 100 * chunks
     of, idle = rates(before, now(), 1), rates(idle, before, options.idle_seconds)
     of["idle"] = idle["scheduler"]
+    of["gross"] = of["scheduler"]
+    of["scheduler"] = max(0.0, of["gross"] - of["idle"] * of["seconds"])
     kept = {"MB": client.run_on_scheduler(peak_bytes) // 10**6}
     return Cost(chunks, False, len(client.nthreads()), of, kept)
 
 
 def scheduler(folder: Path, options: argparse.Namespace) -> list[Cost]:
-    counts = ["tasks", "merges", "graph", "scheduler", "driver", "sent", "seconds", "idle"]
+    counts = ["tasks", "merges", "graph", "scheduler", "gross", "driver", "sent", "seconds", "idle"]
     table("workers", "chunks", *counts, "MB", "levels", "ms a task", "busy", "wall", "ideal")
     found = []
     for workers in options.workers_of_scheduler:

@@ -142,14 +142,14 @@ def test_cluster_tasks(main_of, capsys, tmp_path):
 
 
 def test_scale(main_of, capsys, tmp_path):
-    """Twenty chunks have twenty tasks and four merges, by any workers; the bytes of ten chunks, by hand."""
+    """Small chunks share a task by eight, large ones do not; the bytes of ten chunks, by hand."""
     tiny = ["--divide", "100", "--iterations", "2", "--idle-seconds", "0.1", "--folder", str(tmp_path)]
     size = ["--workers", "1", "--workers-of-scheduler", "3", "--chunks", "20", "--rows", "10000000"]
     found = main_of("scale")(["growth", "workers", "scheduler", "paper", *tiny, *size])
     assert all(ms > 0 for each in found["growth"].values() for ms in each)
     assert [len(each) for each in found["growth"].values()] == [4, 4, 4, 5, 4]
     (by_one,) = found["workers"]
-    assert (by_one["tasks"], by_one["merges"]) == (32, 5)
+    assert (by_one["tasks"], by_one["merges"]) == (4, 1)
     assert 0 < by_one["idle"] < 1
     (load,) = found["scheduler"]
     assert (load.of["tasks"], load.of["merges"], load.workers) == (20, 4, 3)
