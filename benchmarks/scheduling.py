@@ -196,10 +196,12 @@ class Cost:
     idle: float | None
 
 
-def draw(path: Path, chunks: int, options: argparse.Namespace) -> tuple[RangeSource, np.ndarray]:
-    """Write rows around some centres, and return both."""
+def draw(
+    path: Path, chunks: int, options: argparse.Namespace, spread: float = 3.0
+) -> tuple[RangeSource, np.ndarray]:
+    """Write rows around some centres with a standard deviation of ``spread``, and return both."""
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(options.components, options.features)) * 3
+    centres = rng.normal(size=(options.components, options.features)) * spread
     stored = zarr.create_array(
         store=path,
         shape=(chunks * options.chunk_rows, options.features),
@@ -213,16 +215,25 @@ def draw(path: Path, chunks: int, options: argparse.Namespace) -> tuple[RangeSou
     return as_source(stored, ndim=2, what="X"), centres
 
 
-def fit(X: RangeSource, centres: np.ndarray, policy: Any, iterations: int) -> None:
+def fit(
+    X: RangeSource, centres: np.ndarray, policy: Any, iterations: int, covariance_type: str = "full"
+) -> None:
     n_components, n_features = centres.shape
+    precisions = {
+        "full": np.array([np.eye(n_features)] * n_components),
+        "tied": np.eye(n_features),
+        "diag": np.ones((n_components, n_features)),
+        "spherical": np.ones(n_components),
+    }
     mixture = GaussianMixture(
         n_components,
+        covariance_type=covariance_type,
         algorithm=policy,
         tol=0,
         max_iter=iterations,
         weights_init=np.full(n_components, 1 / n_components),
         means_init=centres,
-        precisions_init=np.array([np.eye(n_features)] * n_components),
+        precisions_init=precisions[covariance_type],
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

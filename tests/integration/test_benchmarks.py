@@ -141,6 +141,24 @@ def test_cluster_tasks(main_of, capsys, tmp_path):
     assert float(simulated[5]) >= float(simulated[7]) == 3.4
 
 
+def test_scale(main_of, capsys, tmp_path):
+    """Small chunks share a task by eight, large ones do not; the bytes of ten chunks, by hand."""
+    tiny = ["--divide", "100", "--iterations", "2", "--idle-seconds", "0.1", "--folder", str(tmp_path)]
+    size = ["--workers", "1", "--workers-of-scheduler", "3", "--chunks", "20", "--rows", "10000000"]
+    found = main_of("scale")(["growth", "workers", "scheduler", "paper", *tiny, *size])
+    assert all(ms > 0 for each in found["growth"].values() for ms in each)
+    assert [len(each) for each in found["growth"].values()] == [4, 4, 4, 5, 4]
+    (by_one,) = found["workers"]
+    assert (by_one["tasks"], by_one["merges"]) == (4, 1)
+    assert 0 < by_one["idle"] < 1
+    (load,) = found["scheduler"]
+    assert (load.of["tasks"], load.of["merges"], load.workers) == (20, 4, 3)
+    assert load.of["sent"] >= load.tasks
+    assert found["paper"]["bytes"] == 10_000_000 * 16 * 8
+    assert found["paper"]["chunks"] == 10
+    assert "| 3 | 20 | 20 | 4 |" in capsys.readouterr().out
+
+
 def test_a_simulated_cluster_waits_for_its_scheduler_or_its_workers(main_of):
     """Six tasks of 2 s on two workers, from the first second on: by hand."""
     wall = main_of("cluster_tasks").__globals__["wall"]
