@@ -360,7 +360,7 @@ class ChunkLoader:
             some = isinstance(self.rows, RowsInMemory) and len(positions) < len(loaded.rows)
             return replace(loaded, digest=None) if some else loaded
         cached, bytes_read = cached_and_bytes
-        bytes_read += sum(block.nbytes for block in weight_blocks)
+        bytes_read += sum(block.nbytes for block in (*row_blocks, *weight_blocks))
         return self._from_cache(chunk_range, cached, bytes_read, positions)
 
     def load_sample(
@@ -389,7 +389,9 @@ class ChunkLoader:
                     copied = loaded.copied_rows(inside[number])
                     self.sampled.keep(chunk_range.chunk, copied, samples.names[number])
             return loaded, inside[sample_index]
-        loaded = self._from_cache(chunk_range, *cached_and_bytes)
+        cached, bytes_read = cached_and_bytes
+        bytes_read += sum(block.nbytes for block in (*row_blocks, *weight_blocks))
+        loaded = self._from_cache(chunk_range, cached, bytes_read)
         return loaded, loaded.positions()
 
     def _from_cache(

@@ -256,7 +256,8 @@ def as_source(data: Any, *, ndim: int, what: str) -> Source:
         if np.isnan(data.shape).any():
             warn_user(
                 f"{what} has unknown chunk sizes; they are computed now, on a copy, which costs one pass "
-                f"over it. Call {what}.compute_chunk_sizes() once to avoid that."
+                f"over it. To avoid that call {what}.compute_chunk_sizes() once, or give "
+                "frame.to_dask_array(lengths=True) in place of a dask DataFrame."
             )
             data = data.copy().compute_chunk_sizes()
         stored = unchanged_zarr_array(data)

@@ -104,6 +104,10 @@ def describe_bad_value(values: NDArray[np.float64], limit: float) -> tuple[int, 
     return position, feature, f"{name} (feature {feature})"
 
 
+class BlocksNeededError(Exception):
+    """A task was run without the blocks of its chunk, and what it needs of them is not cached."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkRange:
     """Which rows a chunk holds: global row numbers ``start`` to ``stop``."""

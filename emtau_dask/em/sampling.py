@@ -200,6 +200,10 @@ class _FirstSampleTask(DigestingTask["tuple[LoadedChunk, Ints]", RowSample]):
     samples: Samples
     share: float
 
+    @property
+    def may_be_cached(self) -> bool:
+        return self.loader.sampled is not None
+
     def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> tuple[LoadedChunk, Ints]:
         return self.loader.load_sample(item, self.samples, 0, *blocks)
 

@@ -185,6 +185,12 @@ class EStepTask(DigestingTask[FoundRows, PassSums]):
     tracking: RowTracking | None
     sample: NestedSample | None = None
 
+    @property
+    def may_be_cached(self) -> bool:
+        """Whether the rows of a sample, or active rows, may be cached."""
+        loader = self.loader
+        return (self.sample and loader.sampled) is not None or (self.tracking and loader.cache) is not None
+
     def read(self, item: EStepItem, *blocks: Sequence[NDArray[Any]]) -> FoundRows:
         """Return the chunk's active rows, from the cache if they are there, and its row state."""
         if self.tracking is not None and item.state is not None:

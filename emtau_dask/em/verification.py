@@ -37,6 +37,10 @@ class DigestingTask(ReadingTask[L, T]):
 class _Digesting(ReadingTask[L, "Digested[T]"]):
     task: DigestingTask[L, T]
 
+    @property
+    def may_be_cached(self) -> bool:
+        return self.task.may_be_cached
+
     def read(self, item: Any, *blocks: Any) -> L:
         return self.task.read(item, *blocks)
 

@@ -161,6 +161,11 @@ class ReadingTask(ABC, Generic[L, T]):
     Chunks that share a task are read and computed one by one, and finished together.
     """
 
+    @property
+    def may_be_cached(self) -> bool:
+        """Whether `read` may find all that it needs in a cache; without blocks it raises, if it does not."""
+        return False
+
     @abstractmethod
     def read(self, item: Any, *blocks: Any) -> L:
         """Return everything that ``compute`` needs from storage."""

@@ -7,7 +7,7 @@ may leave a lock of such an executor taken (see `interrupts`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -21,6 +21,7 @@ import dask.threaded
 from dask.callbacks import Callback
 from dask.local import MultiprocessingPoolExecutor
 
+from emtau_dask.data.source import BlocksNeededError
 from emtau_dask.execution.executor import Executor, MapReduce, PassObserver, ReadAhead, ReadingTask
 from emtau_dask.execution.graph import (
     Batch,
@@ -85,21 +86,65 @@ class ThreadExecutor:
         if not work.items:
             return None
         if self.get is dask.get:
-            return _by_graph(work, observer, dask.get)
+            if work.addressable:
+                return _by_graph(work, observer)
+            return _by_blocks(work, observer, dask.get, call_here)
         if not work.addressable:
-            with _pool(self.threads) as pool:
-                return _by_graph(work, observer, partial(self.get, pool=pool))
+            with _pool(self.threads) as pool, _own_threads(self.threads) as submit:
+                return _by_blocks(work, observer, partial(self.get, pool=pool), submit)
         given = call_here if work.interpreted else self.submit
         with _own_threads(self.threads) if given is None else nullcontext(given) as submit:
             return _by_threads(work, observer, submit, BATCHES_PER_THREAD * self.threads)
 
 
-def _by_graph(work: MapReduce[T], observer: PassObserver, get: Callable[..., Any]) -> T:
-    """Return the result of a pass, computed by one of dask's schedulers in this process."""
+def _by_graph(work: MapReduce[T], observer: PassObserver) -> T:
+    """Return the result of a pass that dask's synchronous scheduler computes."""
     graph = graph_of(work, SharedWork(work.task, work.merge, None, Stop()))
-    # Blocks of the user's own graph may be futures of a cluster.
-    with cluster_errors(), Callback(posttask=graph.count(observer)), interruptible_at_once():
-        return cast("T", get(graph.tasks, graph.root))
+    with Callback(posttask=graph.count(observer)), interruptible_at_once():
+        return cast("T", dask.get(graph.tasks, graph.root))
+
+
+def _by_blocks(work: MapReduce[T], observer: PassObserver, get: Callable[..., Any], submit: Submit) -> T:
+    """Return the result of a pass over blocks, which one of dask's schedulers in this process computes.
+
+    Chunks whose rows are cached come first, and their blocks are not computed.
+    """
+    batches, stop = batches_of_pass(work), Stop()
+    shared = SharedWork(work.task, work.merge, None, stop)
+    results = _Results(merge_tree(batches), work.merge)
+
+    def run(batch: Batch, *blocks: Sequence[Any]) -> bool:
+        """Add the result of a batch, which is one chunk; return False if that needs blocks."""
+        (chunk,) = batch.chunks
+        try:
+            found = shared.of_chunk(chunk, work.items[chunk], *(blocks or [[] for _ in work.sources]))
+        except BlocksNeededError:
+            return False
+        results.put(batch.node, found)
+        observer.chunks_done(1)
+        return True
+
+    with interruptible_at_once():
+        if isinstance(work.task, ReadingTask) and work.task.may_be_cached:
+            with Calls[Batch, bool](submit, stop) as calls:
+                for batch in batches:
+                    calls.begin(batch, partial(run, batch))
+                was_cached = dict(calls.take() for _ in batches)
+            batches = [batch for batch in batches if not was_cached[batch]]
+        tasks: dict[Hashable, Any] = {}
+        keys = []
+        for source in work.sources:
+            tasks.update(source.graph([batch.chunks[0] for batch in batches]))
+        for batch in batches:
+            keys.append((f"emtau-{work.name}", batch.chunks[0]))
+            tasks[keys[-1]] = (
+                partial(run, batch),
+                *(source.references(batch.chunks[0]) for source in work.sources),
+            )
+        # Blocks of the user's own graph may be futures of a cluster.
+        with cluster_errors():
+            get(tasks, keys)
+    return results.total()
 
 
 @contextmanager

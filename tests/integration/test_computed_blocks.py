@@ -1,0 +1,51 @@
+"""How often a fit computes the blocks of a dask array, counted in the user's own function."""
+
+import itertools
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask import delayed
+
+from emtau_dask import EMSampled, FullEM, GaussianMixture
+
+CHUNKS, ROWS = 8, 5000
+RNG = np.random.default_rng(0)
+BLOCKS = RNG.normal(size=(CHUNKS, ROWS, 4)) + 6 * RNG.integers(3, size=(CHUNKS, ROWS, 1))
+
+
+@pytest.fixture
+def counted():
+    """A dask array, and a function that returns how often its blocks were computed, in passes."""
+    calls = itertools.count()
+
+    def block(number):
+        next(calls)
+        return BLOCKS[number]
+
+    parts = [da.from_delayed(delayed(block)(i), (ROWS, 4), dtype=float) for i in range(CHUNKS)]
+    return da.concatenate(parts), lambda: next(calls) / CHUNKS
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "synchronous"])
+@pytest.mark.parametrize("algorithm", ["auto", FullEM(), EMSampled(share=0.1)], ids=["auto", "em", "sampled"])
+def test_blocks_are_computed_for_the_passes_that_read_them(counted, scheduler, algorithm):
+    """Those of `history_`, and two for each start: its rows, and their assignment to components."""
+    X, computed = counted
+    starts = 4 if algorithm == "auto" else 1
+    with dask.config.set({"scheduler": scheduler, "num_workers": 2}):
+        model = GaussianMixture(3, algorithm=algorithm, n_init=starts, random_state=0, tol=1e-6).fit(X)
+    read = sum(record.bytes_read for record in model.history_) / X.nbytes
+    assert computed() == pytest.approx(read + 2 * starts)
+    if algorithm == "auto":
+        assert read < 0.75 * model.n_iter_
+
+
+def test_results_are_those_of_rows_in_memory(counted):
+    X, _ = counted
+    with dask.config.set(scheduler="threads"):
+        lazy = GaussianMixture(3, random_state=0).fit(X)
+    stored = GaussianMixture(3, random_state=0).fit(da.from_array(np.concatenate(BLOCKS), chunks=(ROWS, 4)))
+    assert np.array_equal(lazy.means_, stored.means_)
+    assert np.array_equal(lazy.covariances_, stored.covariances_)
