@@ -258,8 +258,7 @@ def _print_tables(result: RunResult) -> None:
 
     console, summary, counts = console_on(sys.stdout), result.model.summary(), result.label_counts
     console.print(str(summary if counts is None else with_labels(summary, counts.tolist())))
-    if not getattr(result.inputs.rows, "chosen", ""):  # else a note of the fit says it
-        console.print(f"data: {data_text(result.outputs.config, result.inputs)}")
+    console.print(f"data: {data_text(result.outputs.config, result.inputs)}")
     for what, path in result.outputs.places.items():
         echo(f"{what} saved in {path}")
 

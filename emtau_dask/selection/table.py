@@ -15,7 +15,7 @@ from emtau_dask.selection.fits import SampleFits
 
 CRITERIA = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
 """Criteria that a table shows as differences from the lowest one, and their names for people."""
-HEADINGS = ("", "K", "type", "p", "log-lik./row", *(f"+{name}" for name in CRITERIA.values()), "held out")
+HEADINGS = ("", "K", "type", "p", "log-lik./row", *(f"+{name}" for name in CRITERIA.values()), "held out", "")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,15 @@ class CandidateRecord:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
+
+    @property
+    def note(self) -> str:
+        """What a table says of the fit, if anything."""
+        if self.reason:
+            return "not fitted"
+        if not self.converged:
+            return "not converged"
+        return f"split of K={self.split_from}" if self.split_from else ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,7 +151,7 @@ class SelectionTable(Sequence[CandidateRecord]):
             above = (_above(getattr(record, name) - least[name]) for name in CRITERIA)
             likelihoods = [_known(value) for value in (record.log_likelihood, record.held_out)]
             begin = [mark, f"{record.n_components}", record.covariance_type, f"{record.parameters:,}"]
-            rows.append([*begin, likelihoods[0], *above, likelihoods[1]])
+            rows.append([*begin, likelihoods[0], *above, likelihoods[1], record.note])
         return rows
 
 

@@ -147,7 +147,7 @@ def test_one_value_of_one_row(make, row, tmp_path):
         pytest.param("k-means++", "em-tau", 3, marks=pytest.mark.exhaustive),
         pytest.param("random", "em-tau", 3, marks=pytest.mark.exhaustive),
         pytest.param("random_from_data", "em-tau", 3, marks=pytest.mark.exhaustive),
-        ("random_from_data", "auto", 20),
+        ("random_from_data", "auto", 60),
     ],
 )
 def test_no_later_start_comes_of_other_rows(init_params, algorithm, max_iter, tmp_path, monkeypatch):

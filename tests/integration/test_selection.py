@@ -148,7 +148,7 @@ def test_a_candidate_below_a_smaller_one_begins_again_at_a_split_of_it(tmp_path)
     kept = [likelihood(f"full-{name}.zarr") for name in ("2", "3-split", "4")]
     assert kept == sorted(kept)
     assert [record.split_from for record in found.table_] == [0, 2, 0]
-    assert found.table_[1].cells[-1] == "from a split of K = 2"
+    assert found.table_[1].note == "split of K=2"
     root |= {"scores": {}, "finalists": {}}
     (place / "selection.json").write_text(json.dumps(root))
     (place / "candidates" / "full-4.zarr" / "zarr.json").unlink()
@@ -254,12 +254,12 @@ def test_a_candidate_that_collapses_has_its_reason_and_is_never_chosen():
         assert "ill-defined empirical covariance" in record.reason
         assert math.isnan(record.bic)
         assert not record.converged
-    assert "could not be fitted" in found._repr_html_()
+    assert "not fitted" in found._repr_html_()
 
 
 def test_where_none_can_be_fitted_the_error_says_so():
     with pytest.raises(
-        InvalidDataError, match=r"none of the 2 candidates could be fitted\. 1 full: .*reg_covar"
+        InvalidDataError, match=r"none of 2 candidates could be fitted\. K = 1 \(full\): .*reg_covar"
     ):
         chosen(np.ones((50, 2)), [1, 2], estimator=GaussianMixture(reg_covar=0))
 
