@@ -171,10 +171,15 @@ def _nearest(name: Any, names: Any) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def by_dimensions(data: Any) -> list[str]:
+    """Return the names of a Dataset's variables, those with the most dimensions first."""
+    return sorted(map(str, data.data_vars), key=lambda name: -data[name].ndim)
+
+
 def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[str]:
     """Return the variables of a Dataset that are the features."""
     had = "; ".join(f"{name} {tuple(array.dims)}" for name, array in data.data_vars.items())
-    some = [str(name) for name in data.data_vars][:2]
+    some = by_dimensions(data)[:2]
     remedy = f"such as features={some}. X has the variables {had or 'none'}."
     if features is None:
         if fitted is None:
@@ -182,7 +187,7 @@ def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[s
         features = list(fitted)
     if isinstance(features, str):
         if features in data.dims and features not in data.data_vars:
-            one = next(iter(data.data_vars), "name")
+            one = next(iter(some), "name")
             raise InvalidDataError(
                 f"features = {features!r} is a dimension of X, which is a Dataset. Give one of its "
                 f"variables, such as X[{one!r}], or name variables, {remedy}"
@@ -236,8 +241,12 @@ def dimensions_named(array: Any, fitted: Sequence[str] | None) -> list[Any]:
 
 
 def feature_names(array: Any, dim: Any) -> tuple[str, ...]:
-    """Return the labels of a dimension as text, or its name and numbers if they are none, or repeat."""
-    labels = tuple(str(label) for label in array.indexes.get(dim, ()))
+    """Return the labels of a dimension as text, or its name and numbers if they are none, or repeat.
+
+    Whole numbers have the same text as integers and as floats.
+    """
+    found = array.indexes.get(dim, ())
+    labels = tuple(str(label).removesuffix(".0" if isinstance(label, float) else "") for label in found)
     if labels and len(set(labels)) == len(labels):
         return labels
     return tuple(f"{dim}[{number}]" for number in range(array.sizes[dim]))

@@ -95,7 +95,7 @@ def test_an_axis_is_named_by_what_it_is_made_of():
     assert made == [{"mass", "length"}, {"depth", "width"}]
     opposite = X.assign(length=-X["length"])
     first, _ = ComponentsDisplay.from_estimator(GaussianMixture(1).fit(opposite), opposite).plane.labels
-    assert re.search(r": 0\.7 \w+ − 0\.7 \w+$", first)
+    assert re.search(r": 0\.7 × \w+ − 0\.7 × \w+$", first)
 
 
 def test_the_principal_axes_of_fewer_rows_than_features():
