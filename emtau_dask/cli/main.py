@@ -21,10 +21,10 @@ from emtau_dask.cli.options import (
     LocalPath,
     array_option,
     columns_option,
-    features_option,
     common_options,
     config_argument,
     config_of,
+    features_option,
     fit_options,
     json_option,
     log_option,
@@ -190,9 +190,9 @@ def fit(
 ) -> None:
     """Fit a mixture to data; write the model and the labels.
 
-    DATA is a zarr array or group, an .npy, parquet, CSV or netCDF file, a URL of one, a pattern in quotes such
-    as 'data/*.parquet', or several of these; it needs -k. CONFIG is a YAML file that describes a fit, whose name
-    ends in .yaml or .yml; its keys are changed by --set.
+    DATA is a zarr array or group, an .npy, parquet, CSV or netCDF file, a URL of one, a pattern in
+    quotes such as 'data/*.parquet', or several of these; it needs -k. CONFIG is a YAML file that describes a
+    fit, whose name ends in .yaml or .yml; its keys are changed by --set.
     """
     if plan and as_json:
         raise ConfigError("--json is for the result of a fit, and --plan runs none: leave one of them out")

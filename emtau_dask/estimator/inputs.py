@@ -64,7 +64,9 @@ def opened_data(
     InvalidDtypeError
         The values are not real numbers.
     """
-    columns = None if chosen.columns is None else _checked_names(chosen.columns, "columns")
+    columns: Sequence[str] | None = None
+    if chosen.columns is not None:
+        columns = _checked_names(chosen.columns, "columns")
     if is_labelled(data) and columns is None:
         return cube_of(data, chosen.features, fitted) or data
     paths = _paths(data)
@@ -182,9 +184,10 @@ def checked_lazy(estimator: Any, data: Any) -> Any:
         return None
     names, fitted = _feature_names(given, data), getattr(estimator, "feature_names_in_", None)
     if names is not None and fitted is not None and names != list(fitted):
-        raise InvalidDataError(
-            f"X has the features {names}; the fit had {list(fitted)}. Give the same ones in the same order."
-        )
+        remedy = "Give the same ones in the same order."
+        if isinstance(given, Cube):
+            remedy = given.selecting(list(fitted))
+        raise InvalidDataError(f"X has the features {names}; the fit had {list(fitted)}. {remedy}")
     check_shape(data.shape, 2, "X")
     check_dtype(data.dtype, "X")
     if data.shape[1] != estimator.n_features_in_ and not np.isnan(data.shape[1]):

@@ -329,7 +329,10 @@ class TestPredictions:
         lacking = CUBE.where((CUBE.area > 7) | (CUBE.band != "salinity")).chunk(CHUNKS)
         model = mixture(missing="marginalise").fit(CUBE, features="band")
         found = model.impute(lacking)
-        assert found.dims == ("time", "lat", "lon", "feature")
+        assert found.dims == ("time", "lat", "lon", "band")
+        xr.testing.assert_identical(found.band.variable, CUBE.band.variable)
+        of_set = model.impute(lacking.drop_vars(["centre", "by_band_and_lat"]).to_dataset("band"))
+        assert of_set.feature.values.tolist() == NAMES
         np.testing.assert_allclose(
             found.values.reshape(-1, D), model.impute(lacking.values.reshape(-1, D)), rtol=1e-9
         )
@@ -474,6 +477,13 @@ class TestRefusals:
     def test_of_labels_in_another_order_than_in_the_fit(self, fitted, data):
         with pytest.raises(InvalidDataError, match=r"'oxygen', 'salinity', 'temperature'.*the fit had"):
             fitted.predict(data.sel(band=NAMES[::-1]))
+
+    def test_of_more_labels_than_in_the_fit_says_how_to_select_them(self):
+        levels = CUBE.assign_coords(band=[0.0, 25.0, 50.5])
+        found = mixture(means_init=None, precisions_init=None, weights_init=None)
+        found.fit(levels.isel(band=[2, 0]), features="band")
+        with pytest.raises(InvalidDataError, match=r"Select them: X\.sel\(band=\[50\.5, 0\.0\]\)"):
+            found.predict(levels, features="band")
 
     def test_of_a_dimension_that_is_the_result_s(self, fitted):
         with pytest.raises(InvalidDataError, match=r"rename\(component='of_x'\)"):
