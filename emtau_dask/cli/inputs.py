@@ -12,15 +12,15 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.cli.config import DataSection, RunConfig
-from emtau_dask.data.cube_files import described, is_cube_file, open_cube, open_dataset
+from emtau_dask.data.cube_files import cube_at, open_dataset
 from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import as_source, column_names, has_columns, open_column, open_source
 from emtau_dask.data.source import RangeSource, Source
 from emtau_dask.data.zarr_arrays import group_source
 from emtau_dask.datasets import holds_dataset, make_dataset, outlined_dataset
 from emtau_dask.em.history import FitObserver
-from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, counted, one_line
-from emtau_dask.storage.locations import ENDINGS_OF_ROWS, NPY, Place, kind_of, paths_at, place_text
+from emtau_dask.errors import ConfigError, InvalidDataError, counted, one_line
+from emtau_dask.storage.locations import ENDINGS_OF_ROWS, NPY, Place, paths_at, place_text
 from emtau_dask.storage.urls import is_url, suffix_of
 
 MAX_START_BYTES = 2**30
@@ -123,41 +123,6 @@ def _opened(
     return Inputs(rows, weights, labels, outline is not None, cube)
 
 
-def cube_at(
-    place: Place, features: Sequence[str] | None, array: str | None, fitted: Sequence[str] | None = None
-) -> Cube | None:
-    """Open data as a cube if its features are named, or if it has those of a fit; None for any other data.
-
-    Raises
-    ------
-    ConfigError
-        There are several paths, or the features of a file that can only be a cube are not named.
-    EmtauError
-        As `open_cube`.
-    """
-    paths = paths_at(place)
-    alone = any(map(is_cube_file, paths))
-    if features is None and not alone:
-        if fitted is None or len(paths) != 1 or kind_of(paths[0]) != "a zarr group":
-            return None
-        try:
-            return open_cube(paths[0], None, array, fitted)
-        except EmtauError:
-            return None  # It is not a group that xarray wrote.
-    if len(paths) > 1 or has_columns(paths) or _is_npy(paths):
-        raise ConfigError(
-            f"features (data.features in a config) are those of one netCDF file or zarr group, but "
-            f"{place_text(paths)} is none; leave them out, or join files with xarray and write them as zarr"
-        )
-    found = open_cube(paths[0], features, array, fitted)
-    if found is None:
-        raise ConfigError(
-            f"{paths[0]} has {described(open_dataset(paths[0]))}; say which are the features: --features A,B "
-            "(data.features in a config), or --features DIMENSION for those along one"
-        )
-    return found
-
-
 def open_rows_or_cube(
     place: str,
     *,
@@ -165,12 +130,15 @@ def open_rows_or_cube(
     columns: Sequence[str] | None,
     fitted: Sequence[str] | None,
     observer: FitObserver,
+    features: Sequence[str] | None = None,
 ) -> tuple[Source, Cube | None]:
     """Open rows for a mixture that was fitted to features ``fitted``, and their cube if they have one.
 
+    ``features`` are those of a cube, as for `cube_at`.
+
     Raises as `open_rows` and `cube_at`.
     """
-    cube = cube_at(place, None, array, fitted)
+    cube = cube_at(place, features, array, fitted)
     if cube is not None and columns is None:
         if fitted is not None and cube.names != tuple(fitted):
             raise InvalidDataError(

@@ -24,6 +24,7 @@ from emtau_dask.cli.options import (
     common_options,
     config_argument,
     config_of,
+    features_option,
     fit_options,
     json_option,
     log_option,
@@ -129,6 +130,7 @@ for _name, (_summary, _options) in DATASETS.items():
 )
 @array_option
 @columns_option
+@features_option
 @overwrite_option("Replace a report at OUT.html.")
 @common_options
 def report(run_or_model: str, out: Path, **options: Any) -> None:
@@ -188,9 +190,9 @@ def fit(
 ) -> None:
     """Fit a mixture to data; write the model and the labels.
 
-    DATA is a zarr array or group, an .npy, parquet or CSV file, a URL of one, a pattern in quotes such as
-    'data/*.parquet', or several of these; it needs -k. CONFIG is a YAML file that describes a fit, whose name
-    ends in .yaml or .yml; its keys are changed by --set.
+    DATA is a zarr array or group, an .npy, parquet, CSV or netCDF file, a URL of one, a pattern in
+    quotes such as 'data/*.parquet', or several of these; it needs -k. CONFIG is a YAML file that describes a
+    fit, whose name ends in .yaml or .yml; its keys are changed by --set.
     """
     if plan and as_json:
         raise ConfigError("--json is for the result of a fit, and --plan runs none: leave one of them out")
@@ -301,6 +303,7 @@ def compare(config: Path, overrides: list[str]) -> None:
 )
 @array_option
 @columns_option
+@features_option
 @click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
 @overwrite_option("Replace labels that emtau wrote at OUT.")
 @json_option
@@ -311,6 +314,7 @@ def predict(
     out: Path,
     array: str | None,
     columns: list[str] | None,
+    features: list[str] | None,
     workers: int | None,
     as_json: bool,
     **options: Any,
@@ -332,6 +336,7 @@ def predict(
         LabelOptions(**options),
         array=array,
         columns=columns,
+        features=features,
         workers=workers,
     )
     if as_json:

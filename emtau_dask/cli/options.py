@@ -66,6 +66,12 @@ columns_option = click.option(
     callback=lambda *given: names_in(given[-1]) if given[-1] else None,
     help="Columns of DATA, separated by commas, if it is parquet or CSV.",
 )
+features_option = click.option(
+    "--features",
+    callback=lambda *given: names_in(given[-1]) if given[-1] else None,
+    metavar="A,B,C",
+    help="Of a cube: its variables that are features, or one dimension; by default by the names of the fit.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for programs.")
 _NOT_IN_NAMES = re.compile(r"\[.*?\]|[^\w.-]+")
 """Parts of a path that are not used in the name of a folder: wildcards and spaces."""

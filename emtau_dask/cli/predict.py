@@ -86,6 +86,7 @@ def run_predict(
     *,
     array: str | None,
     columns: Sequence[str] | None,
+    features: Sequence[str] | None,
     workers: int | None,
 ) -> NDArray[np.int64]:
     """Label stored rows with a stored model; return the number of rows of each label, (K,).
@@ -111,7 +112,9 @@ def run_predict(
         features_named(names),
         dask.config.set(scheduler="threads", **threads),
     ):
-        rows, cube = open_rows_or_cube(data, array=array, columns=columns, fitted=names, observer=observer)
+        rows, cube = open_rows_or_cube(
+            data, array=array, columns=columns, fitted=names, observer=observer, features=features
+        )
         if cube is not None:
             form = form_of_cube(out, cube, fitted.missing)
         return write_labels(fitted, rows, out, options, observer=observer, form=form)

@@ -45,6 +45,7 @@ def run_report(
     recorded: bool,
     array: str | None,
     columns: Sequence[str] | None,
+    features: Sequence[str] | None,
     overwrite: bool,
 ) -> None:
     """Write the report of a stored fit.
@@ -55,8 +56,8 @@ def run_report(
     """
     if data is not None and recorded:
         raise ConfigError("--data and --recorded-data name two sources of rows; give one of them")
-    if data is None and (array is not None or columns is not None):
-        raise ConfigError("--array and --columns choose from the rows of --data; give that too")
+    if data is None and any(each is not None for each in (array, columns, features)):
+        raise ConfigError("--array, --columns and --features choose from the rows of --data; give that too")
     check_matplotlib()
     read = [*_inputs_at(place), *(paths_at(data) if data is not None else ())]
     refuse_existing_page(out, overwrite, inputs=read)
@@ -66,7 +67,9 @@ def run_report(
         if data is not None:
             names = getattr(subject.model, "feature_names_in_", None)
             chosen = columns_of_fit(data, names) if columns is None else columns
-            rows, cube = open_rows_or_cube(data, array=array, columns=chosen, fitted=names, observer=observer)
+            rows, cube = open_rows_or_cube(
+                data, array=array, columns=chosen, fitted=names, observer=observer, features=features
+            )
             drawn = _drawn(subject.model, rows, None, observer)
             command = subject.command or _command(subject.model, data, array, columns, cube)
             subject = _with_notes(replace(subject, data=data, drawn=drawn, command=command))
@@ -177,7 +180,10 @@ def _name(place: str) -> str:
 def _config_with_local_data(place: str, config: RunConfig | None) -> RunConfig:
     """Return the config of a run if its data are local and exist; raises `EmtauError` for any other."""
     if config is None:
-        raise InvalidDataError(f"{place} does not name its data; give them: --data DATA")
+        raise InvalidDataError(
+            f"{place} does not name its data: only a checkpoint of emtau fit does (--checkpoint). Give them: "
+            "--data DATA"
+        )
     if urls := [f"{key} = {place_text(value)}" for key, value in config.data.urls]:
         raise ConfigError(
             f"{place} names {'; '.join(urls)}. It may come from others, so its URLs are not opened; give "

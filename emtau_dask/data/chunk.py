@@ -44,6 +44,11 @@ LARGEST = np.float64(1e150)
 convert a Python float to float32 (infinity) to compare it with float32 values."""
 SEARCHED_VALUES = 2**15
 """Number of values that are searched for NaN at a time, so that they stay in the processor's cache."""
+INCOMPLETE = (
+    ' Rows with NaN are left out by missing="drop" (emtau fit: --missing drop), such as the land in a cube; '
+    'missing="marginalise" (--missing marginalise) integrates over single missing values.'
+)
+"""What can be done about NaN."""
 ROW_BYTES = 16
 """Bytes of a loaded row's position and row state."""
 DOUBLE = np.dtype(np.float64)
@@ -230,9 +235,11 @@ class LoadedChunk:
             if np.abs(rows).max() <= LARGEST:
                 return
         place, feature, value = describe_bad_value(rows, LARGEST)
+        remedy = INCOMPLETE if np.isnan(rows[place, feature]) else ""
         raise self._unusable(
             int(positions[place]),
-            f"contains {value}. Every value must be finite and at most {LARGEST:g}: drop or impute the row.",
+            f"contains {value}. Every value must be finite and at most {LARGEST:g}: drop or impute the row."
+            f"{remedy}",
             feature,
         )
 

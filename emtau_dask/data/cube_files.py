@@ -15,11 +15,12 @@ import zarr
 from numpy.typing import NDArray
 from zarr.storage import LocalStore
 
-from emtau_dask.data.cubes import Cube, cube_of, dimensions_named
-from emtau_dask.errors import InvalidDataError, MissingPackageError
+from emtau_dask.data.cubes import Cube, by_dimensions, cube_of, dimensions_named
+from emtau_dask.data.opening import has_columns
+from emtau_dask.errors import EmtauError, InvalidDataError, MissingPackageError
 from emtau_dask.storage.errors import read_errors
-from emtau_dask.storage.locations import kind_of
-from emtau_dask.storage.urls import Url, UrlStore, is_url, plain_path
+from emtau_dask.storage.locations import NPY, Place, kind_of, paths_at, place_text
+from emtau_dask.storage.urls import Url, UrlStore, is_url, plain_path, suffix_of
 from emtau_dask.storage.zarr_check import StrictStore
 
 FILES = ("a netCDF file", "an HDF5 file")
@@ -110,14 +111,50 @@ def open_cube(
     if len(features) > 1 or len(holding) != 1:
         raise InvalidDataError(
             f"{', '.join(features)} must be one dimension of one variable of {path}, which has "
-            f"{described(data)}. Name the variable: --array NAME."
+            f"{described(data)}. Name the variable: --array NAME, in Python xarray.open_dataset(...)[NAME]."
         )
     return cube_of(arrays[holding[0]], features[0], fitted)
 
 
+def cube_at(
+    place: Place, features: Sequence[str] | None, array: str | None, fitted: Sequence[str] | None = None
+) -> Cube | None:
+    """Open data as a cube if its features are named, or if it has those of a fit; None for any other data.
+
+    Raises
+    ------
+    InvalidDataError
+        There are several paths, or the features of a file that can only be a cube are not named.
+    EmtauError
+        As `open_cube`.
+    """
+    paths = paths_at(place)
+    alone = any(map(is_cube_file, paths))
+    if features is None and not alone:
+        if fitted is None or len(paths) != 1 or kind_of(paths[0]) != "a zarr group":
+            return None
+        try:
+            return open_cube(paths[0], None, array, fitted)
+        except EmtauError:
+            return None  # It is not a group that xarray wrote.
+    if len(paths) > 1 or has_columns(paths) or any(suffix_of(each) in NPY.endings for each in paths):
+        raise InvalidDataError(
+            f"features (data.features in a config) are those of one netCDF file or zarr group, but "
+            f"{place_text(paths)} is none; leave them out, or join files with xarray and write them as zarr"
+        )
+    found = open_cube(paths[0], features, array, fitted)
+    if found is None:
+        raise InvalidDataError(
+            f"{paths[0]} has {described(open_dataset(paths[0]))}; say which are the features: --features A,B "
+            "(data.features in a config, features=['A', 'B'] in Python), or --features DIMENSION for those "
+            "along one, with --array NAME if several variables have it"
+        )
+    return found
+
+
 def described(data: Any) -> str:
     """Return the variables of a Dataset with their dimensions."""
-    named = (f"{name} ({', '.join(map(str, each.dims))})" for name, each in data.data_vars.items())
+    named = (f"{name} ({', '.join(map(str, data[name].dims))})" for name in by_dimensions(data))
     return f"the variables {', '.join(named) or 'none'}"
 
 

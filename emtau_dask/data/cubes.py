@@ -49,6 +49,8 @@ class Cube:
         Those that do not depend on the feature.
     in_memory : bool
         Whether the values lie in this process's memory.
+    axis : tuple of (str, sequence or None)
+        The dimension that the features have or would have, and its labels.
     """
 
     rows: da.Array
@@ -58,22 +60,32 @@ class Cube:
     chunks: Chunks
     coords: Any
     in_memory: bool
+    axis: tuple[Any, Any]
 
-    def labelled(self, values: da.Array, name: str, inner: str, *, may_lack: bool) -> Any:
+    def selecting(self, fitted: Sequence[str]) -> str:
+        """Return how to give the features ``fitted`` of these in their order, as a text."""
+        dim, labels = self.axis
+        if self.features != (str(dim),) or labels is None or not set(fitted) <= set(self.names):
+            return "Give the same ones in the same order."
+        wanted = np.asarray(labels)[[self.names.index(name) for name in fitted]].tolist()
+        return f"Select them: X.sel({dim}={short(wanted, 400)})."
+
+    def labelled(self, values: da.Array, name: str, inner: str | None, *, may_lack: bool) -> Any:
         """Return what was found for the rows as a lazy DataArray in the dimensions and chunks of the cube.
 
         Parameters
         ----------
         values : dask array of shape (N,) or (N, k)
         name : str
-        inner : str
-            What the dimension of k is called.
+        inner : str or None
+            What the dimension of k is called; None for that of the features, with its labels.
         may_lack : bool
             Whether integers below 0 stand for rows without a value: they become NaN, and the integers
             float64, which are written as integers.
         """
         import xarray
 
+        inner, labels = self.axis if inner is None else (inner, None)
         dims = (*self.dims, inner)[: len(self.dims) + values.ndim - 1]
         if values.ndim > 1 and inner in self.dims:
             raise InvalidDataError(
@@ -87,7 +99,7 @@ class Cube:
         data = in_blocks(values, (*self.chunks, *values.chunks[1:]))
         found = xarray.DataArray(data, coords=self.coords, dims=dims, name=name)
         found.encoding = encoding
-        return found
+        return found if labels is None else found.assign_coords({inner: labels})
 
     def row_values(self, values: Any, what: str) -> Any:
         """Return one value for each row, (N,), of a DataArray over some or all dimensions of the rows.
@@ -171,10 +183,15 @@ def _nearest(name: Any, names: Any) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def by_dimensions(data: Any) -> list[str]:
+    """Return the names of a Dataset's variables, those with the most dimensions first."""
+    return sorted(map(str, data.data_vars), key=lambda name: -data[name].ndim)
+
+
 def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[str]:
     """Return the variables of a Dataset that are the features."""
     had = "; ".join(f"{name} {tuple(array.dims)}" for name, array in data.data_vars.items())
-    some = [str(name) for name in data.data_vars][:2]
+    some = by_dimensions(data)[:2]
     remedy = f"such as features={some}. X has the variables {had or 'none'}."
     if features is None:
         if fitted is None:
@@ -182,7 +199,7 @@ def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[s
         features = list(fitted)
     if isinstance(features, str):
         if features in data.dims and features not in data.data_vars:
-            one = next(iter(data.data_vars), "name")
+            one = next(iter(some), "name")
             raise InvalidDataError(
                 f"features = {features!r} is a dimension of X, which is a Dataset. Give one of its "
                 f"variables, such as X[{one!r}], or name variables, {remedy}"
@@ -236,8 +253,12 @@ def dimensions_named(array: Any, fitted: Sequence[str] | None) -> list[Any]:
 
 
 def feature_names(array: Any, dim: Any) -> tuple[str, ...]:
-    """Return the labels of a dimension as text, or its name and numbers if they are none, or repeat."""
-    labels = tuple(str(label) for label in array.indexes.get(dim, ()))
+    """Return the labels of a dimension as text, or its name and numbers if they are none, or repeat.
+
+    Whole numbers have the same text as integers and as floats.
+    """
+    found = array.indexes.get(dim, ())
+    labels = tuple(str(label).removesuffix(".0" if isinstance(label, float) else "") for label in found)
     if labels and len(set(labels)) == len(labels):
         return labels
     return tuple(f"{dim}[{number}]" for number in range(array.sizes[dim]))
@@ -253,7 +274,9 @@ def _of_dimension(array: Any, dim: Any) -> Cube:
     cells = array.transpose(*dims, dim).data.rechunk({len(dims): -1})
     template = array.drop_vars([name for name, each in array.coords.items() if dim in each.dims])
     names = feature_names(array, dim)
-    return _cube(cells, names, (str(dim),), dims, template.coords, in_memory)
+    index = array.indexes.get(dim)
+    labels = None if index is None or index.nlevels > 1 else array.coords[dim].variable
+    return _cube(cells, names, (str(dim),), dims, template.coords, in_memory, (dim, labels))
 
 
 def _of_variables(arrays: Sequence[Any], names: Sequence[str], data: Any) -> Cube:
@@ -289,7 +312,8 @@ def _of_variables(arrays: Sequence[Any], names: Sequence[str], data: Any) -> Cub
         dtype=dtype,
         meta=np.empty((0,) * (len(dims) + 1), dtype),
     )
-    return _cube(cells, tuple(names), tuple(names), dims, data[list(names)].coords, in_memory)
+    coords, axis = data[list(names)].coords, ("feature", list(names))
+    return _cube(cells, tuple(names), tuple(names), dims, coords, in_memory, axis)
 
 
 def _stacked(*blocks: NDArray[Any], places: Sequence[Any], stacked_as: np.dtype[Any]) -> NDArray[Any]:
@@ -305,6 +329,7 @@ def _cube(
     dims: Any,
     coords: Any,
     in_memory: bool,
+    axis: tuple[Any, Any],
 ) -> Cube:
     chunks = cells.chunks[:-1]
     if np.isnan(cells.size):
@@ -313,7 +338,7 @@ def _cube(
             "X.data.compute_chunk_sizes(), before."
         )
     rows = in_blocks(cells, (block_sizes(chunks), (len(names),)))
-    return Cube(rows, names, features, dims, chunks, coords, in_memory)
+    return Cube(rows, names, features, dims, chunks, coords, in_memory, axis)
 
 
 def _check_rows(dims: Sequence[Any], of_features: str) -> None:

@@ -411,10 +411,16 @@ def _member(store: Store, path: str, group: Found, array: str | None, where: str
         elif max(axes.values()) > 2 or tables[0].endswith(BOUNDS):
             problem = f"one array with two axes, {tables[0]!r}, which is hardly what is meant"
         if problem is not None:
+            remedies = [
+                "Name one of the arrays: --array NAME, in Python zarr.open_group(...)[NAME]. ",
+                "Of a cube name the features: --features A,B, in Python fit(..., features=['A', 'B']). ",
+            ]
+            labelled = any(found.document.get("dimension_names") for found in arrays.values())
+            if array is None and (labelled or max(axes.values(), default=0) > 2):
+                remedies.reverse()
             raise InvalidDataError(
-                f"the zarr group {where} has {problem}; its arrays are {sorted(arrays) or 'none'}. Name one "
-                "of them: --array NAME, in Python zarr.open_group(...)[NAME]; of a cube name the features: "
-                "--features A,B, in Python fit(xarray.open_zarr(...), features=['A', 'B'])."
+                f"the zarr group {where} has {problem}; its arrays are {sorted(arrays) or 'none'}. "
+                f"{''.join(remedies).rstrip()}"
             )
         (name,) = tables
         member = arrays[name]

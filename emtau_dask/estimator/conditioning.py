@@ -158,9 +158,11 @@ class ConditionedMixture(FittedMixture):
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples, n_features), float64
+            For xarray data a DataArray, whose last dimension is that of the features, with its labels, or
+            "feature" with the names of variables.
         """
         check_is_fitted(self)
-        called = "imputed", "feature"
+        called = "imputed", None
         return self._labelled_scores(
             X, imputation(self.n_features_in_), FeatureChoice(columns), called, missing=MARGINALISE
         )

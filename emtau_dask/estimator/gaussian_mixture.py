@@ -212,7 +212,8 @@ class GaussianMixture(ConditionedMixture):
         Parameters
         ----------
         X : dask array, zarr array or array-like of shape (n_samples, n_features), str, DataArray or Dataset
-            A str is the path or URL of stored rows (zarr, parquet, CSV or ``.npy``), or a pattern such as
+            A str is the path or URL of stored rows (zarr, parquet, CSV, ``.npy`` or, with ``features``,
+            netCDF and groups that xarray wrote), or a pattern such as
             ``part-*.npy``, whose matches are read in dask's natural order (``part-9`` before
             ``part-10``). A list of paths is read in its order. For xarray data see ``features``; without it
             a DataArray of two dimensions is rows × features.
@@ -228,8 +229,9 @@ class GaussianMixture(ConditionedMixture):
             of pyarrow, or stored parquet or CSV. By default all, except the index of a DataFrame that a file
             holds; a warning names it.
         features : str or sequence of str, optional
-            The dimension of a DataArray that holds the features, or the variables of a Dataset that are
-            features. All other dimensions are the rows, chunk by chunk, so a start depends on the chunks.
+            The dimension of a DataArray that holds the features, or the variables of a Dataset or of the file
+            at a path that are features; or one dimension of the only variable of a file that has it. All
+            other dimensions are the rows, chunk by chunk, so a start depends on the chunks.
 
         Returns
         -------

@@ -13,6 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, validate_data
 
 from emtau_dask.data.csv import ReadObserver
+from emtau_dask.data.cube_files import cube_at
 from emtau_dask.data.cubes import Cube, cube_of, is_labelled
 from emtau_dask.data.dask_arrays import GraphSource
 from emtau_dask.data.opening import as_source, columns_of_fit, is_lazy, open_source, unlabelled
@@ -63,17 +64,24 @@ def opened_data(
     InvalidDtypeError
         The values are not real numbers.
     """
-    columns: Sequence[str] | None = None if chosen.columns is None else _checked_columns(chosen.columns)
+    columns: Sequence[str] | None = None
+    if chosen.columns is not None:
+        columns = _checked_names(chosen.columns, "columns")
     if is_labelled(data) and columns is None:
         return cube_of(data, chosen.features, fitted) or data
-    if chosen.features is not None:
-        raise InvalidDataError(
-            f"features = {short(chosen.features)} names a dimension or variables of xarray data, but X is of "
-            f"the type {type(data).__name__}. Remove features, or give a DataArray or a Dataset without "
-            "columns."
-        )
     paths = _paths(data)
+    features = chosen.features
+    if features is not None and (paths is None or columns is not None):
+        raise InvalidDataError(
+            f"features = {short(features)} names a dimension or variables of xarray data, but X is of "
+            f"the type {type(data).__name__}. Remove features, or give a DataArray, a Dataset or the path of "
+            "netCDF or a zarr group, without columns."
+        )
     if paths is not None:
+        if features is not None:
+            features = _checked_names([features] if isinstance(features, str) else features, "features")
+        if columns is None and (cube := cube_at(paths, features, None, fitted)) is not None:
+            return cube
         columns = columns_of_fit(paths, fitted) if columns is None else columns
         return open_source(paths, columns=columns, observer=observer)
     return data if columns is None else with_columns(data, columns)
@@ -88,12 +96,12 @@ def _paths(data: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _checked_columns(columns: Any) -> list[str]:
-    in_order = np.iterable(columns) and not isinstance(columns, (str, set, frozenset))
-    names = list(columns) if in_order else []
+def _checked_names(given: Any, what: str) -> list[str]:
+    in_order = np.iterable(given) and not isinstance(given, (str, set, frozenset))
+    names = list(given) if in_order else []
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise InvalidDataError(
-            f"columns = {short(columns)} must be a list of one or more different names, such as ['x', 'y']."
+            f"{what} = {short(given)} must be a list of one or more different names, such as ['x', 'y']."
         )
     return [str(name) for name in names]
 
@@ -176,9 +184,10 @@ def checked_lazy(estimator: Any, data: Any) -> Any:
         return None
     names, fitted = _feature_names(given, data), getattr(estimator, "feature_names_in_", None)
     if names is not None and fitted is not None and names != list(fitted):
-        raise InvalidDataError(
-            f"X has the features {names}; the fit had {list(fitted)}. Give the same ones in the same order."
-        )
+        remedy = "Give the same ones in the same order."
+        if isinstance(given, Cube):
+            remedy = given.selecting(list(fitted))
+        raise InvalidDataError(f"X has the features {names}; the fit had {list(fitted)}. {remedy}")
     check_shape(data.shape, 2, "X")
     check_dtype(data.dtype, "X")
     if data.shape[1] != estimator.n_features_in_ and not np.isnan(data.shape[1]):

@@ -144,13 +144,14 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         X: Any,
         scoring: Scoring,
         chosen: FeatureChoice,
-        called: tuple[str, str],
+        called: tuple[str, str | None],
         *,
         missing: str | None = None,
     ) -> Any:
         """Return what `_score` returns, as a DataArray for cubes.
 
-        ``called`` are the name of the DataArray, and the name of its dimension that is not one of the rows.
+        ``called`` are the name of the DataArray, and that of its dimension that is not one of the rows; None
+        for the dimension of the features.
         Warns if the result is lazy and the cluster has no workers.
         """
         X = opened_data(X, chosen, getattr(self, "feature_names_in_", None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -273,7 +274,7 @@ def share_text(share: float) -> str:
 
 def _in_two(name: str) -> tuple[str, str]:
     """Return a heading in two lines, parted where the longer is shortest; the first may be empty."""
-    ends = [i + 1 for i, character in enumerate(name[:-1]) if character in " _-."]
+    ends = [found.end() for found in re.finditer(r"[ _]|-(?!\d)", name[:-1])]  # not within a number
     end = min(ends, key=lambda i: max(i, len(name) - i), default=0)
     return name[:end].rstrip(), name[end:]
 

@@ -274,7 +274,7 @@ def _terms(loadings: Floats, names: Sequence[str]) -> str:
     order = np.argsort(-np.abs(loadings), kind="stable")
     said = [j for j in order[:MAX_TERMS] if abs(loadings[j]) >= MIN_LOADING * abs(loadings[order[0]])]
     terms = [
-        f"{'−' if loadings[j] < 0 else '+'} {abs(loadings[j]):.1f} {plain(names[j], MAX_TERM_LENGTH)}"
+        f"{'−' if loadings[j] < 0 else '+'} {abs(loadings[j]):.1f} × {plain(names[j], MAX_TERM_LENGTH)}"
         for j in said
     ]
     more = len(loadings) > len(said) and abs(loadings[order[len(said)]]) >= 0.05

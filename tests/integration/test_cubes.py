@@ -188,6 +188,29 @@ class TestStored:
                 assert isinstance(labels.data, da.Array)
                 np.testing.assert_array_equal(labels.values.ravel(), theirs.predict(ROWS))
 
+    @pytest.mark.parametrize("name", ["cube.zarr", "cube.nc"])
+    def test_by_path(self, name, stored, theirs):
+        path = stored.with_name(name)
+        SET.to_netcdf(stored.with_name("cube.nc"))
+        found = mixture().fit(path, features=NAMES)
+        assert_alike(found, theirs)
+        for labels in (found.predict(str(path), features=NAMES), found.predict(path)):
+            assert isinstance(labels.data, da.Array)
+            assert labels.dims == ("time", "lat", "lon")
+            np.testing.assert_array_equal(labels.values.ravel(), theirs.predict(ROWS))
+        for method in ("predict_proba", "score_samples"):
+            values = getattr(found, method)(path, features=NAMES).values
+            expected = getattr(theirs, method)(ROWS)
+            np.testing.assert_allclose(values.reshape(expected.shape), expected, rtol=1e-7, atol=1e-9)
+        chosen = select_components(path, [1, 2], features=NAMES, random_state=0)
+        assert chosen.best_estimator_.feature_names_in_.tolist() == NAMES
+
+    def test_by_path_along_a_dimension(self, tmp_path, theirs):
+        CUBE.drop_vars("by_band_and_lat").to_dataset(name="sea").assign(land=CUBE.lat * 0.5).to_netcdf(
+            tmp_path / "c.nc"
+        )
+        assert_alike(mixture().fit(tmp_path / "c.nc", features="band"), theirs)
+
     def test_packed_numbers_are_those_that_xarray_decodes(self, tmp_path):
         packed = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 1.0, "_FillValue": -32768}
         data = SET.where(SET.area > 7).chunk({"time": 2})
@@ -306,7 +329,10 @@ class TestPredictions:
         lacking = CUBE.where((CUBE.area > 7) | (CUBE.band != "salinity")).chunk(CHUNKS)
         model = mixture(missing="marginalise").fit(CUBE, features="band")
         found = model.impute(lacking)
-        assert found.dims == ("time", "lat", "lon", "feature")
+        assert found.dims == ("time", "lat", "lon", "band")
+        xr.testing.assert_identical(found.band.variable, CUBE.band.variable)
+        of_set = model.impute(lacking.drop_vars(["centre", "by_band_and_lat"]).to_dataset("band"))
+        assert of_set.feature.values.tolist() == NAMES
         np.testing.assert_allclose(
             found.values.reshape(-1, D), model.impute(lacking.values.reshape(-1, D)), rtol=1e-9
         )
@@ -452,6 +478,13 @@ class TestRefusals:
         with pytest.raises(InvalidDataError, match=r"'oxygen', 'salinity', 'temperature'.*the fit had"):
             fitted.predict(data.sel(band=NAMES[::-1]))
 
+    def test_of_more_labels_than_in_the_fit_says_how_to_select_them(self):
+        levels = CUBE.assign_coords(band=[0.0, 25.0, 50.5])
+        found = mixture(means_init=None, precisions_init=None, weights_init=None)
+        found.fit(levels.isel(band=[2, 0]), features="band")
+        with pytest.raises(InvalidDataError, match=r"Select them: X\.sel\(band=\[50\.5, 0\.0\]\)"):
+            found.predict(levels, features="band")
+
     def test_of_a_dimension_that_is_the_result_s(self, fitted):
         with pytest.raises(InvalidDataError, match=r"rename\(component='of_x'\)"):
             fitted.predict_proba(CUBE.rename(lon="component"))
@@ -461,6 +494,35 @@ class TestRefusals:
         bad[1, 2, 3, 1] = np.nan
         with pytest.raises(InvalidDataError, match="feature 1, 'salinity'"):
             mixture().fit(bad.chunk(CHUNKS), features="band")
+
+    @pytest.mark.parametrize(
+        ("name", "features", "said"),
+        [
+            ("c.nc", None, "features=.'A', 'B'. in Python"),
+            ("c.nc", "lat", "must be one dimension of one variable"),
+            ("c.nc", {"oxygen"}, "list of one or more different names"),
+            ("x.npy", ["a"], "x.npy is none"),
+            ("c.zarr", None, "Of a cube name the features.*Name one of the arrays"),
+        ],
+    )
+    def test_of_paths(self, name, features, said, tmp_path):
+        SET.to_netcdf(tmp_path / "c.nc")
+        SET.to_zarr(tmp_path / "c.zarr")
+        np.save(tmp_path / "x.npy", ROWS)
+        with pytest.raises(InvalidDataError, match=said):
+            mixture().fit(tmp_path / name, features=features)
+
+    def test_variables_of_most_dimensions_are_proposed(self):
+        data = xr.Dataset({"crs": 0, "depth": ("lat", np.zeros(LATS))}).merge(SET)
+        with pytest.raises(InvalidDataError, match=r"such as features=\['temperature', 'salinity'\]"):
+            mixture().fit(data)
+
+
+def test_labels_that_are_whole_numbers_are_called_alike_as_integers_and_as_floats(theirs):
+    found = mixture().fit(CUBE.assign_coords(band=[0, 25, 100]), features="band")
+    assert_alike(found, theirs)
+    labels = found.predict(CUBE.assign_coords(band=[0.0, 25.0, 100.0]))
+    np.testing.assert_array_equal(labels.values.ravel(), theirs.predict(ROWS))
 
 
 def test_on_a_cluster_it_is_the_same(fitted):
@@ -523,6 +585,11 @@ class TestTheCommandLine:
             command("fit", "c.nc", "--features", "band", *options, *self.QUICK, "-o", name)
             model = GaussianMixture.load(f"{name}/model.zarr")
             np.testing.assert_array_equal(xr.open_zarr(f"{name}/labels.zarr").labels, model.predict(CUBE))
+        two = SET.assign(other=SET.oxygen).to_dataarray("band").to_dataset(name="sea")
+        two.isel(band=slice(0, D)).assign(sky=two.sea[:D]).to_netcdf("two.nc")
+        command("predict", "one", "two.nc", "named.zarr", "--features", "band", "--array", "sea")
+        np.testing.assert_array_equal(xr.open_zarr("named.zarr").labels, model.predict(CUBE))
+        command("report", "one", "page.html", "--data", "two.nc", "--features", "band", "--array", "sky")
         command("predict", "one", "c.nc", "again.zarr")
         np.testing.assert_array_equal(xr.open_zarr("again.zarr").labels, model.predict(CUBE))
 

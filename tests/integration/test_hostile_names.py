@@ -241,3 +241,11 @@ def test_a_frame_with_a_name_twice_is_refused_lazy_or_not():
         with pytest.raises(InvalidDataError) as caught:
             GaussianMixture(2).fit(rows)
         assert "\\x1b[2J" in str(caught.value)
+
+
+def test_headings_of_a_summary_do_not_break_a_number():
+    names = ["0.5", "-1e-05", "sea_temperature", "PM-2.5 of day"]
+    rows = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 4)), columns=names)
+    _, _, upper, lower, *_ = str(GaussianMixture(1, random_state=0).fit(rows).summary()).splitlines()
+    assert upper.split() == ["sea_", "PM-2.5"]
+    assert lower.split()[-5:] == ["0.5", "-1e-05", "temperature", "of", "day"]

@@ -241,6 +241,13 @@ class TestFit:
         assert found.missing == "marginalise"
         assert found.means_.tobytes() == stepwise().means_.tobytes()
 
+    def test_the_error_of_a_missing_value_names_the_settings_that_allow_it(self):
+        settings = r'missing="drop" \(emtau fit: --missing drop\).*missing="marginalise" \(--missing'
+        for bad, named in ((np.nan, True), (np.inf, False)):
+            with pytest.raises(InvalidDataError) as caught:
+                GaussianMixture(1).fit(np.array([[1.0, 2.0], [3.0, bad], [4.0, 1.0]]))
+            assert bool(re.search(settings, str(caught.value))) == named
+
     def test_infinity_is_refused_and_named_though_values_before_it_are_missing(self):
         rows = ROWS.copy()
         rows[110, 2] = np.inf

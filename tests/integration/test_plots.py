@@ -91,11 +91,11 @@ def test_an_axis_is_named_by_what_it_is_made_of():
     X += rng.normal(size=X.shape) * X.std().to_numpy() * [0.1, 0.1, 0.8, 0.8]
     gm = GaussianMixture(1).fit(X)
     axes = ComponentsDisplay.from_estimator(gm, X).plane.labels
-    made = [set(re.findall(r"0\.7 (\w+)", label)) for label in axes]
+    made = [set(re.findall(r"0\.7 × (\w+)", label)) for label in axes]
     assert made == [{"mass", "length"}, {"depth", "width"}]
     opposite = X.assign(length=-X["length"])
     first, _ = ComponentsDisplay.from_estimator(GaussianMixture(1).fit(opposite), opposite).plane.labels
-    assert re.search(r": 0\.7 \w+ − 0\.7 \w+$", first)
+    assert re.search(r": 0\.7 × \w+ − 0\.7 × \w+$", first)
 
 
 def test_the_principal_axes_of_fewer_rows_than_features():

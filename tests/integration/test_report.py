@@ -176,7 +176,7 @@ def test_no_url_that_a_run_names_is_opened(workplace, key, monkeypatch):
 def test_a_model_without_a_run_has_no_recorded_data(run):
     result = emtau("report", run / "model.zarr", "out.html", "--recorded-data")
     assert result.exit_code == 1
-    assert "does not name its data" in result.output
+    assert "does not name its data: only a checkpoint of emtau fit does" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
