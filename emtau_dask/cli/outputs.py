@@ -137,6 +137,7 @@ def result_values(result: RunResult) -> dict[str, Any]:
         "converged": bool(model.converged_),
         "stop_reason": model.stop_reason_,
         "iterations": model.n_iter_,
+        "rows_by_label": None if result.label_counts is None else result.label_counts.tolist(),
         **{name: None if place is None else str(place) for name, place in places.items()},
     }
 

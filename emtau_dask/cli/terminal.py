@@ -14,8 +14,10 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 FAILED, BAD_USAGE, NOT_CONVERGED, INTERRUPTED = 1, 2, 3, 130
 STDERR = 2
 _DEBUG, _MESSAGE, _CHECKPOINT, _RESUME = "emtau.debug", "emtau.message", "emtau.checkpoint", "emtau.resume"
+_WARNINGS = "emtau.warnings"
 """Keys of the outermost context's ``meta``."""
 SIGNALS = signal.SIGINT, signal.SIGTERM
 SECOND_SECONDS = 1.0
@@ -89,7 +92,8 @@ class ExitGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; exit with a message for every error."""
         with _terminable(ctx), warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            shown_before: set[str] = ctx.meta.setdefault(_WARNINGS, set())
+            warnings.showwarning = partial(_show_warning, shown_before)
             try:
                 return super().invoke(ctx)
             except click.ClickException as error:
@@ -109,10 +113,13 @@ class ExitGroup(click.Group):
                 )
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """Print a warning about data or numbers as one line; warnings about code are for its authors."""
+def _show_warning(
+    shown_before: set[str], message: Warning | str, category: type[Warning], *_: Any, **__: Any
+) -> None:
+    """Print and remember a warning about data or numbers; warnings about code are for its authors."""
     about_code = issubclass(category, (DeprecationWarning, FutureWarning))  # Some are UserWarnings, too.
     if issubclass(category, (UserWarning, RuntimeWarning)) and not about_code:
+        shown_before.add(str(message))
         echo(f"emtau: warning: {message}", err=True)
 
 
@@ -245,19 +252,21 @@ def show_result(ctx: click.Context, result: RunResult, *, as_json: bool) -> None
     if as_json:
         echo_json(result_values(result))
     elif verbosity() != QUIET:
-        _print_tables(result)
+        _print_tables(result, ctx.meta[_WARNINGS])
     if result.model.stop_reason_ == "max-iter":
         echo(f"emtau: {_not_converged(result)}", err=True)
         ctx.exit(NOT_CONVERGED)
 
 
-def _print_tables(result: RunResult) -> None:
+def _print_tables(result: RunResult, warned: Container[str]) -> None:
+    """Print the summary, with the notes that were not printed as warnings, the data and the places."""
     from emtau_dask.cli.console import console_on
     from emtau_dask.cli.inputs import data_text
-    from emtau_dask.estimator.summary import with_labels
 
-    console, summary, counts = console_on(sys.stdout), result.model.summary(), result.label_counts
-    console.print(str(summary if counts is None else with_labels(summary, counts.tolist())))
+    console, summary = console_on(sys.stdout), result.model.summary()
+    said_below = f"fitted to {getattr(result.inputs.rows, 'chosen', '')}"
+    notes = tuple(note for note in summary.notes if note not in warned and note != said_below)
+    console.print(str(replace(summary, notes=notes)))
     console.print(f"data: {data_text(result.outputs.config, result.inputs)}")
     for what, path in result.outputs.places.items():
         echo(f"{what} saved in {path}")

@@ -190,9 +190,10 @@ def _name_of_run(fit: _Fit, state: FitState) -> str:
     """Return the name of the run that goes on, for people."""
     run, n_runs = state.current, len(fit.settings.seeds)
     if fit.compares_starts and run is not None and run.progress is not None and run.progress.chosen:
-        return "best start"
+        return "all rows, from the best start"
     start = f"start {state.run + 1} of {n_runs}" if n_runs > 1 else "fit"
-    return f"{start} on a sample" if fit.compares_starts else start
+    on_sample = fit.compares_starts and fit.settings.shares != ALL_ROWS
+    return f"{start} on a sample" if on_sample else start
 
 
 def _begin_run(fit: _Fit, state: FitState) -> FitState:

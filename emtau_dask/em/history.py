@@ -158,7 +158,7 @@ class FitHistory(Sequence[IterationRecord]):
         cells = [
             [
                 f"{record.iteration}",
-                f"{record.lower_bound:.9g}" + ("" if record.accepted else " (refused)"),
+                f"{record.lower_bound:.9g}" + _mark(record),
                 f"{record.gap:.2g}" if math.isfinite(record.gap) else "",
                 f"{record.active_rows / record.rows:.3g} passes",
                 f"{record.chunks_processed:,} of {record.chunks_processed + record.chunks_skipped:,}",
@@ -193,6 +193,11 @@ class FitHistory(Sequence[IterationRecord]):
     def work(self) -> float:
         """Sum of the iterations' active fractions; 1 is one pass over the data."""
         return sum(record.active_rows / record.rows for record in self.records)
+
+
+def _mark(record: IterationRecord) -> str:
+    """Return what a reader must know of an iteration's log-likelihood."""
+    return " (refused)" if not record.accepted else "" if record.full_pass else " (some rows)"
 
 
 def extrapolated_gap(records: Sequence[IterationRecord]) -> float:

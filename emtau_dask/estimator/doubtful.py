@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emtau_dask.errors import counted, one_line, warn_user
+from emtau_dask.errors import one_line, warn_user
 from emtau_dask.mixture.linalg import Floats, Ints
 
 LEAST_ROWS = 100
@@ -21,10 +21,12 @@ MOST_NAMED = 5
 class DoubtfulColumns:
     """Warns of the columns of the first random sample that a fit draws.
 
-    ``names`` are those of the features, where they have any. ``notes`` are the warnings.
+    ``names`` are those of the features, where they have any, ``n_rows`` the rows of the data. ``notes`` are
+    the warnings.
     """
 
     names: Sequence[str] | None
+    n_rows: int
     notes: list[str] = field(default_factory=list)
     looked: bool = False
 
@@ -35,12 +37,14 @@ class DoubtfulColumns:
         self.looked = True
         if len(rows) < LEAST_ROWS or rows.shape[1] == 1:
             return
-        seen = f"in a random sample of {counted(len(rows), 'row')}"
+        which = "all" if len(rows) == self.n_rows else "a random sample of"
+        seen = f"in {which} {len(rows):,} rows"
         constant = np.fmin.reduce(rows) == np.fmax.reduce(rows)
         alike = [int(j) for j in np.flatnonzero(~constant) if looks_like_id(rows[:, j], numbers)]
         if constant.any():
             found = self._named(np.flatnonzero(constant), "is constant", "are constant")
-            self._warn(f"{found} {seen}. That cannot separate components: leave it out.")
+            it, them = ("They", "them") if constant.sum() > 1 else ("It", "it")
+            self._warn(f"{found} {seen}. {it} cannot separate components: leave {them} out.")
         if alike:
             found = self._named(alike, "holds", "hold")
             self._warn(

@@ -44,10 +44,10 @@ def share_between_components(weights: Floats, means: Floats, variances: Floats) 
     return np.divide(between, total, out=np.zeros_like(total), where=total > 0)
 
 
-def label_shares(rows: Floats, weights: Floats, parameters: MixtureParameters) -> tuple[Floats, Floats]:
-    """Return the share of the rows (m, d) that each component labels, and how many of these are certain.
+def certain_shares(rows: Floats, weights: Floats, parameters: MixtureParameters) -> Floats:
+    """Return the weighted share of the rows that each component labels, of (m, d), that are certain, (K,).
 
-    Both are (K,) and weighted. The second is a share of the component's rows; NaN if it labels none.
+    NaN if it labels none.
     """
     k = parameters.n_components
     responsibilities = RESPONSIBILITIES(rows, scoring_kernels(parameters, compiled=False))
@@ -55,8 +55,8 @@ def label_shares(rows: Floats, weights: Floats, parameters: MixtureParameters) -
     sure = responsibilities.max(axis=1) >= CERTAIN
     labelled = np.bincount(labels, weights, minlength=k)
     certain = np.bincount(labels, weights * sure, minlength=k)
-    share: Floats = np.divide(certain, labelled, out=np.full(k, np.nan), where=labelled > 0)
-    return labelled / labelled.sum(), share
+    shares: Floats = np.divide(certain, labelled, out=np.full(k, np.nan), where=labelled > 0)
+    return shares
 
 
 def expected_certainty(parameters: MixtureParameters) -> Floats:
@@ -75,7 +75,7 @@ def expected_certainty(parameters: MixtureParameters) -> Floats:
         mean + parameters.structure.draw(generator.standard_normal((count, d)), parameters.covariances, i)
         for i, (mean, count) in enumerate(zip(parameters.means, counts, strict=True))
     ]
-    return label_shares(np.concatenate(drawn), np.ones(m), parameters)[1]
+    return certain_shares(np.concatenate(drawn), np.ones(m), parameters)
 
 
 def nearly_equal(parameters: MixtureParameters) -> list[tuple[int, int, float]]:

@@ -324,7 +324,7 @@ def run_fit(
         type(settings.policy).__name__,
         counted(executor.threads, "thread") if executor.in_process else "other processes",
     )
-    doubtful = DoubtfulColumns(estimator._names)
+    doubtful = DoubtfulColumns(estimator._names, rows)
     with (
         opening as state_store,
         open_context(executor, observer, cache_bytes(settings, sources, executor)) as context,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, chain
 from textwrap import wrap
@@ -16,6 +16,7 @@ import numpy as np
 from dask.utils import format_bytes
 from numpy.typing import NDArray
 
+from emtau_dask.em.settings import tolerances
 from emtau_dask.errors import counted, html_table, one_line, shown
 from emtau_dask.estimator.findings import (
     CERTAIN,
@@ -25,6 +26,7 @@ from emtau_dask.estimator.findings import (
 )
 from emtau_dask.mixture.linalg import Floats, read_only_copy
 from emtau_dask.mixture.parameters import free_parameters
+from emtau_dask.settings import AUTO, Settings
 
 MAX_COMPONENTS = 40
 """Maximum number of components in a table; a line below it says which ones are omitted."""
@@ -39,7 +41,7 @@ NOISE = 1e-12
 MAX_RATIO = 1e5
 STOP_REASONS = MappingProxyType(
     {
-        "tol": "converged: the log-likelihood changed by less than tol",
+        "tol": "converged (tol)",
         "no-active-rows": "ended without active rows: each had stayed in its component, so the likelihood is "
         "not necessarily at a maximum",
         "max-iter": "not converged: stopped at max_iter",
@@ -57,7 +59,7 @@ class ComponentSummary:
     weight : float
     mean, standard_deviations : ndarray of shape (n_features,)
     rows : float
-        Weight times the rows that were fitted, or the rows that the component labels; 0 if unknown.
+        Weight times the rows that were fitted; 0 if unknown.
     certain : float
         Share of its rows whose responsibility is at least 0.9; NaN if unknown.
     """
@@ -82,6 +84,8 @@ class FitSummary:
     feature_names : tuple of str or None
     converged : bool
     stop_reason : {"tol", "no-active-rows", "max-iter"}
+    ending : str
+        The stop reason for people, with the rule that ended the fit.
     n_iter : int
     lower_bound, gap : float
         Nats per row; see `GaussianMixture`. The gap is NaN if it is not known.
@@ -94,8 +98,6 @@ class FitSummary:
     bytes_read : int
     rows : int
         Rows of weight above 0 that were fitted; 0 if the fit had no iteration.
-    rows_by : {"weight", "label"}
-        By what the rows of components were counted.
     certain_in : str
         In which rows ``certain`` of components was counted.
     notes : tuple of str
@@ -108,6 +110,7 @@ class FitSummary:
     feature_names: tuple[str, ...] | None
     converged: bool
     stop_reason: str
+    ending: str
     n_iter: int
     lower_bound: float
     gap: float
@@ -116,7 +119,6 @@ class FitSummary:
     seconds: float
     bytes_read: int
     rows: int
-    rows_by: str = "weight"
     certain_in: str = DRAWN
     notes: tuple[str, ...] = ()
 
@@ -150,8 +152,8 @@ class FitSummary:
         if len(chosen) < d:
             omitted.append(f"the {len(chosen)} of {d} features that separate the components best")
         meaning = (
-            f"rows: by {self.rows_by}; certain: share of them with a responsibility of at least {CERTAIN}, "
-            f"{self.certain_in}"
+            "rows: weight × rows of the data; certain: share of a component's rows whose responsibility is "
+            f"at least {CERTAIN}, {self.certain_in}"
         )
         known = [meaning] if "certain" in table.before else []
         return [
@@ -164,7 +166,7 @@ class FitSummary:
     def trust_lines(self) -> list[str]:
         """Texts that say whether the fit can be trusted: how it ended, and what it could still gain."""
         return [
-            STOP_REASONS[self.stop_reason],
+            self.ending,
             f"log-likelihood per row: {self.lower_bound:.9g} nats",
             f"could still gain: {gain_text(self.gap)}",
             *([f"sampling error (p/2N): {self.sampling_text}"] if self.rows else []),
@@ -306,7 +308,7 @@ def summary_of(estimator: Any) -> FitSummary:
     parameters, history = estimator.parameters_, estimator.history_
     k, d = parameters.means.shape
     variances = parameters.structure.variances(parameters.covariances, k, d)
-    rows = history[-1].rows if history else 0
+    rows, n_parameters = history[-1].rows if history else 0, free_parameters(parameters.structure, k, d)
     columns = zip(
         parameters.weights, parameters.means, np.sqrt(variances), expected_certainty(parameters), strict=True
     )
@@ -330,10 +332,11 @@ def summary_of(estimator: Any) -> FitSummary:
         feature_names=names,
         converged=estimator.converged_,
         stop_reason=estimator.stop_reason_,
+        ending=_ending(estimator, rows, n_parameters),
         n_iter=estimator.n_iter_,
         lower_bound=estimator.lower_bound_,
         gap=estimator.gap_,
-        n_parameters=free_parameters(parameters.structure, k, d),
+        n_parameters=n_parameters,
         work=history.work,
         seconds=sum(record.seconds for record in history),
         bytes_read=sum(record.bytes_read for record in history),
@@ -342,17 +345,18 @@ def summary_of(estimator: Any) -> FitSummary:
     )
 
 
-def with_labels(
-    summary: FitSummary,
-    rows: Sequence[float],
-    certain: Sequence[float] | None = None,
-    certain_in: str = DRAWN,
-) -> FitSummary:
-    """Return a summary with the rows that each component labels, and the shares of them that are certain."""
-    shares = [component.certain for component in summary.components] if certain is None else certain
-    counted = zip(summary.components, rows, shares, strict=True)
-    components = tuple(replace(each, rows=float(n), certain=float(share)) for each, n, share in counted)
-    return replace(summary, components=components, rows_by="label", certain_in=certain_in)
+def _ending(estimator: Any, rows: int, p: int) -> str:
+    """Return how a fit of N rows and p free parameters ended, for people."""
+    if estimator.stop_reason_ != "tol" or not rows:
+        return STOP_REASONS[estimator.stop_reason_]
+    settings = Settings.of(estimator)
+    statistical = settings.tol == "statistical"
+    tol, _ = tolerances(
+        AUTO if statistical else settings.tol, rows, p, auto=statistical or settings.automatic
+    )
+    if tol:
+        return f"converged: the log-likelihood per row changed by less than tol = {tol:g}"
+    return "converged: what it could still gain is small beside sampling error"
 
 
 def gain_text(gap: float | None) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from emtau_dask.estimator.findings import label_shares
+from emtau_dask.estimator.findings import certain_shares
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
-from emtau_dask.estimator.summary import FitSummary, component_texts, with_labels
+from emtau_dask.estimator.summary import FitSummary, component_texts
 from emtau_dask.plot.drawing import counted
 
 MAX_NAME_LENGTH = 48
@@ -117,13 +117,14 @@ class Tables:
 
 
 def summary_of_rows(subject: Subject) -> FitSummary:
-    """Return the summary of a fit; if rows were drawn, with the rows and the certainty of their labels."""
+    """Return the summary of a fit; if rows were drawn, with the certainty of their labels."""
     summary, drawn = subject.model.summary(), subject.drawn
     if drawn is None:
         return summary
-    shares, certain = label_shares(drawn.rows, drawn.weights, subject.model.parameters_)
-    rows = shares * (subject.rows or drawn.total)
-    return with_labels(summary, rows.tolist(), certain.tolist(), f"in {counted(drawn)}")
+    certain = certain_shares(drawn.rows, drawn.weights, subject.model.parameters_)
+    pairs = zip(summary.components, certain.tolist(), strict=True)
+    components = tuple(replace(each, certain=share) for each, share in pairs)
+    return replace(summary, components=components, certain_in=f"in {counted(drawn)}")
 
 
 def tables_of(subject: Subject, summary: FitSummary) -> Tables:

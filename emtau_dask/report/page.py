@@ -20,7 +20,7 @@ from markupsafe import Markup
 from emtau_dask.errors import shown
 from emtau_dask.estimator.findings import CERTAIN
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
-from emtau_dask.estimator.summary import STOP_REASONS, FitSummary, gain_text
+from emtau_dask.estimator.summary import FitSummary, gain_text
 from emtau_dask.plot.components import ComponentsDisplay
 from emtau_dask.plot.convergence import ConvergenceDisplay
 from emtau_dask.plot.drawing import check_matplotlib, figure_of
@@ -246,7 +246,7 @@ def _settings(model: GaussianMixture) -> dict[str, str]:
 def _trust(subject: Subject, summary: FitSummary) -> dict[str, str]:
     """Return the facts by which a reader judges whether a fit can be trusted."""
     facts = {
-        "End": STOP_REASONS[summary.stop_reason] if subject.finished else "the run has not ended",
+        "End": summary.ending if subject.finished else "the run has not ended",
         "Log-likelihood per row": f"{summary.lower_bound:.9g} nats",
         "Could still gain": gain_text(summary.gap),
     }

@@ -210,11 +210,12 @@ class TestSaveConfig:
 def test_the_result_is_one_json_object_for_programs(place, table):
     found = json.loads(fitted(table, "-k", 2, *QUICK, "--json").stdout)
     model = GaussianMixture.load("runs/t/model.zarr")
+    labels = zarr.open_group("runs/t/labels.zarr", mode="r")["labels"][:]
     assert found == {
         "components": 2, "rows": 60, "features": 3, "lower_bound": model.lower_bound_, "gap": found["gap"],
         "converged": True, "stop_reason": model.stop_reason_, "iterations": model.n_iter_,
         "work": model.history_.work, "model": "runs/t/model.zarr", "labels": "runs/t/labels.zarr",
-        "report": None,
+        "report": None, "rows_by_label": np.bincount(labels, minlength=2).tolist(),
     }  # fmt: skip
 
 

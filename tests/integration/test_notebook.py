@@ -133,7 +133,7 @@ def test_the_summary_says_first_what_was_found_then_whether_to_trust_it_then_how
     parts = [
         "3 components in 300 rows",
         "weight",
-        "rows: by weight",
+        "rows: weight × rows of the data",
         "converged",
         "could still gain",
         "ran: ",

@@ -70,7 +70,7 @@ def test_a_piped_fit_has_one_line_for_each_stage():
     lines = piped("fit", "m.zarr", "-k", "3").stderr.splitlines()
     starts = [line for line in lines if line.startswith("start ")]
     assert [line.partition(":")[0] for line in starts] == [f"start {n} of 4 on a sample" for n in range(1, 5)]
-    assert [line.partition(":")[0] for line in lines[4:]] == ["best start", "labels"]
+    assert [line.partition(":")[0] for line in lines[4:]] == ["all rows, from the best start", "labels"]
     assert max(map(len, lines)) <= COLUMNS
 
 
