@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 from multiprocessing.pool import Pool
 from typing import Any, Generic, TypeVar, cast
+from uuid import uuid4
 
 import dask
 import dask.threaded
@@ -132,11 +133,11 @@ def _by_blocks(work: MapReduce[T], observer: PassObserver, get: Callable[..., An
                 was_cached = dict(calls.take() for _ in batches)
             batches = [batch for batch in batches if not was_cached[batch]]
         tasks: dict[Hashable, Any] = {}
-        keys = []
+        keys, layer = [], f"emtau-{work.name}-{uuid4().hex}"
         for source in work.sources:
             tasks.update(source.graph([batch.chunks[0] for batch in batches]))
         for batch in batches:
-            keys.append((f"emtau-{work.name}", batch.chunks[0]))
+            keys.append((layer, batch.chunks[0]))
             tasks[keys[-1]] = (
                 partial(run, batch),
                 *(source.references(batch.chunks[0]) for source in work.sources),

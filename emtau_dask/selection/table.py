@@ -15,7 +15,7 @@ from emtau_dask.selection.fits import SampleFits
 
 CRITERIA = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
 """Criteria that a table shows as differences from the lowest one, and their names for people."""
-HEADINGS = ("", "K", "type", "p", "log-lik./row", *(f"+{name}" for name in CRITERIA.values()), "held out", "")
+HEADINGS = ("", "K", "type", "p", "log-lik./row", *(f"+{name}" for name in CRITERIA.values()), "held out")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ class SelectionTable(Sequence[CandidateRecord]):
         return frame_of(CandidateRecord, self.records, "table_")
 
     def _repr_html_(self) -> str:
-        return html_table(repr(self), HEADINGS, self._rows())
+        rows = [[*row, record.note] for row, record in zip(self._rows(), self, strict=True)]
+        return html_table(repr(self), (*HEADINGS, ""), rows)
 
     def _rows(self) -> list[list[str]]:
         fitted = [record for record in self if math.isfinite(record.bic)]
@@ -151,7 +152,7 @@ class SelectionTable(Sequence[CandidateRecord]):
             above = (_above(getattr(record, name) - least[name]) for name in CRITERIA)
             likelihoods = [_known(value) for value in (record.log_likelihood, record.held_out)]
             begin = [mark, f"{record.n_components}", record.covariance_type, f"{record.parameters:,}"]
-            rows.append([*begin, likelihoods[0], *above, likelihoods[1], record.note])
+            rows.append([*begin, likelihoods[0], *above, likelihoods[1]])
         return rows
 
 

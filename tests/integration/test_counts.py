@@ -206,7 +206,8 @@ GRAPHS = {
 @pytest.fixture(scope="module", params=GRAPHS)
 def graph(request):
     X = GRAPHS[request.param]()
-    return X, *fit(X, TAU)
+    with dask.config.set({"emtau.cache-bytes": 0}):
+        return X, *fit(X, TAU)
 
 
 class TestGraph:
@@ -223,16 +224,15 @@ class TestGraph:
         expected = [needed(own, [key for c in chunks for key in keys[c]]) for chunks in ACTIVE]
         assert [inputs(graph) for graph in tasks.graphs] == expected
 
-    def test_no_tasks_of_the_engine_but_those_and_merges(self, graph):
+    def test_no_tasks_of_the_engine_but_those(self, graph):
         _, _, tasks = graph
         names = {layer(key) for graph in tasks.graphs for key in graph.keys() - inputs(graph)}
-        assert names == {"emtau-estep", "emtau-merge", "emtau-pass"}
+        assert names == {"emtau-estep"}
 
-    def test_nothing_of_the_engine_does_not_run_but_what_the_tasks_share(self, graph):
+    def test_nothing_of_the_engine_does_not_run(self, graph):
         _, _, tasks = graph
         for known, keys in zip(tasks.graphs, tasks.ran, strict=True):
-            assert len(shared(known)) == 1
-            assert known.keys() - inputs(known) - shared(known) == set(keys) - inputs(known)
+            assert known.keys() - inputs(known) == set(keys) - inputs(known)
 
     def test_the_fit_is_the_one_of_an_addressable_source(self, graph, addressable):
         assert np.allclose(graph[1].means_, addressable[0].means_, rtol=1e-12)

@@ -175,7 +175,7 @@ def test_an_archive_is_refused_with_a_way_to_take_its_array_out(place):
 def test_data_in_no_known_format_are_named_for_what_they_are(place):
     model(place / "model.zarr")
     (place / "a.dat").write_bytes(b"\x89HDF\r\n")
-    with pytest.raises(InvalidDataError, match=r"a\.dat is an HDF5 file, which is not read"):
+    with pytest.raises(InvalidDataError, match=r"a\.dat is no netCDF or HDF5 file, or is damaged"):
         GaussianMixture(2).fit("a.dat")
     with pytest.raises(InvalidDataError, match=r"model\.zarr is a saved model, not rows"):
         GaussianMixture(2).fit("model.zarr")
