@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_no_temporary_row_state_and_waits_for_no_thread(besi
     process.terminate()
     said = process.communicate()[1].strip().splitlines()[-1]
     assert said.startswith("emtau: interrupted; without a checkpoint nothing of the fit was kept")
-    assert "--set checkpoint.path=" in said
+    assert "--checkpoint PATH" in said
     assert process.returncode == 130
     assert list(temporary.iterdir()) == []
 
