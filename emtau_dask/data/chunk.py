@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.data.cache import CachedRows, RowCache
+from emtau_dask.data.dask_arrays import BlockReader
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import (
     NONE_UNSTORED,
+    BlocksNeededError,
     ChunkRange,
     ChunkReader,
     GrowingDigest,
@@ -317,7 +319,10 @@ class ChunkLoader:
         row_blocks: Sequence[NDArray[Any]],
         weight_blocks: Sequence[NDArray[Any]] = (),
     ) -> LoadedChunk:
-        """Return the whole chunk."""
+        """Return the whole chunk; raises `BlocksNeededError`, before any reading, without its blocks."""
+        for reader, blocks in ((self.rows, row_blocks), (self.weights, weight_blocks)):
+            if isinstance(reader, BlockReader) and not blocks:
+                raise BlocksNeededError
         self._hold_for_process()
         chunk = chunk_range.chunk
         loaded = self.rows.load(chunk_range, row_blocks)

@@ -25,7 +25,6 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from numpy.typing import NDArray
 
 from emtau_dask.data.source import (
-    BlocksNeededError,
     ChunkRange,
     ChunkReader,
     Loaded,
@@ -191,11 +190,7 @@ class BlockReader:
         ------
         InvalidDataError
             The blocks differ from what the dask array declares, or this process sees other stored inputs.
-        BlocksNeededError
-            There are none.
         """
-        if not blocks:
-            raise BlocksNeededError
         for stored_input in self.stored_inputs:
             stored_input.verify()
         chunk, declared = chunk_range.chunk, (chunk_range.n_rows, *self.row_shape)

@@ -188,8 +188,9 @@ class EStepTask(DigestingTask[FoundRows, PassSums]):
     @property
     def may_be_cached(self) -> bool:
         """Whether the rows of a sample, or active rows, may be cached."""
-        loader = self.loader
-        return (self.sample and loader.sampled) is not None or (self.tracking and loader.cache) is not None
+        if self.sample is not None:
+            return self.loader.sampled is not None
+        return self.tracking is not None and self.loader.cache is not None
 
     def read(self, item: EStepItem, *blocks: Sequence[NDArray[Any]]) -> FoundRows:
         """Return the chunk's active rows, from the cache if they are there, and its row state."""

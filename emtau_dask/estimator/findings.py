@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em.predict import RESPONSIBILITIES
-from emtau_dask.errors import one_line
+from emtau_dask.errors import counted, one_line
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -134,7 +134,7 @@ def remarks_on(
     own = parameters.weights * rows
     if few := [f"{i} ({own[i]:.3g} rows)" for i in np.flatnonzero(own < ROWS_PER_FEATURE * (d + 1)) if rows]:
         remarks.append(
-            f"few rows for {d:,} feature{'s' if d > 1 else ''}: {_components(few)}. Covariances of so few "
+            f"few rows for {counted(d, 'feature')}: {_components(few)}. Covariances of so few "
             "rows are uncertain; fewer components or a simpler covariance type may be better."
         )
     variances = parameters.structure.variances(parameters.covariances, k, d)

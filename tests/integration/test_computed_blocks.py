@@ -6,9 +6,13 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+import zarr
+from counting import Reads
 from dask import delayed
+from fits import quietly
+from zarr.storage import LocalStore
 
-from emtau_dask import EMSampled, FullEM, GaussianMixture
+from emtau_dask import EMSampled, EMTau, FullEM, GaussianMixture
 
 CHUNKS, ROWS = 8, 5000
 RNG = np.random.default_rng(0)
@@ -40,6 +44,20 @@ def test_blocks_are_computed_for_the_passes_that_read_them(counted, scheduler, a
     assert computed() == pytest.approx(read + 2 * starts)
     if algorithm == "auto":
         assert read < 0.75 * model.n_iter_
+
+
+def test_stored_rows_beside_computed_weights_are_read_once_a_pass(tmp_path):
+    """Whether the weights' blocks are needed is known before the rows are read."""
+    zarr.create_array(tmp_path / "x.zarr", data=np.concatenate(BLOCKS), chunks=(ROWS, 4))
+    store = Reads(LocalStore(tmp_path / "x.zarr", read_only=True))
+    X = zarr.open_array(store, mode="r")
+    weights = da.ones(CHUNKS * ROWS, chunks=ROWS) + 1
+    settings = {"algorithm": EMTau(tau=2), "max_iter": 4, "tol": 0, "means_init": BLOCKS[0][:3]}
+    settings |= {"weights_init": np.full(3, 1 / 3), "precisions_init": [np.eye(4)] * 3}
+    with dask.config.set(scheduler="synchronous"):
+        model = quietly(GaussianMixture(3, **settings), X, sample_weight=weights)
+    passes = sum(record.bytes_read > 0 for record in model.history_)
+    assert len(store.chunks) <= passes * CHUNKS
 
 
 def test_results_are_those_of_rows_in_memory(counted):
