@@ -27,6 +27,7 @@ from emtau_dask.em.starts import (
     STARTS,
     GivenParameters,
     StartRequest,
+    StartRows,
     lloyd,
     start_from_responsibilities,
     starting_parameters,
@@ -335,11 +336,11 @@ def compare(
     seed, lines = Seeds(estimator.random_state).draw(), []
     with first_unusable_row_named(problem):
         if responsibilities_init is None:
-            statistics = STARTS[estimator.init_params](StartRequest(problem, seed))
+            statistics = STARTS[estimator.init_params](StartRequest(StartRows(problem), seed))
         else:
             given = as_source(responsibilities_init, ndim=2, what="responsibilities_init")
             statistics = start_from_responsibilities(problem, given)
-        start = starting_parameters(problem, GivenParameters(), statistics, estimator.reg_covar)
+        start = starting_parameters(problem.structure, GivenParameters(), statistics, estimator.reg_covar)
         known = known_labels(problem, labels)
         with _fitted(problem, start, _settings(estimator, problem, FullEM()), "em") as em:
             pass  # It keeps no row state.
@@ -393,7 +394,7 @@ def _clustered(problem: Problem, seed: int) -> FinishedFit:
     """Return Lloyd's k-means of a problem's rows, from a seed of its own."""
     problem.context.observer.part("kmeans")
     began = time.perf_counter()
-    outcome = lloyd(problem, seed)
+    outcome = lloyd(StartRows(problem), seed)
     seconds = time.perf_counter() - began
     stop_reason = "tol" if outcome.converged else "max-iter"
     summary = FitSummary("kmeans", outcome.n_iter, float(outcome.n_iter), seconds, stop_reason, None)

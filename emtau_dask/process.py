@@ -18,7 +18,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, metadata, version
@@ -28,7 +28,7 @@ from weakref import WeakSet
 
 import numpy as np
 import scipy.linalg
-from threadpoolctl import OpenBLASController, ThreadpoolController, threadpool_info
+from threadpoolctl import LibController, OpenBLASController, ThreadpoolController, threadpool_info
 
 T = TypeVar("T")
 OWN = "emtau_dask"
@@ -194,9 +194,8 @@ def _control() -> None:
 class _Setting:
     """One thread for BLAS and a short switch interval; remembers the values before."""
 
-    def __init__(self) -> None:
-        libraries = ThreadpoolController().lib_controllers
-        self._threads = [(each, each.num_threads) for each in libraries if each.user_api == "blas"]
+    def __init__(self, blas: Sequence[LibController]) -> None:
+        self._threads = [(each, each.num_threads) for each in blas]
         self._usual_interval = self._interval = sys.getswitchinterval()
 
     def take(self) -> None:
@@ -238,6 +237,7 @@ class _Holders:
     """
 
     def __init__(self) -> None:
+        self._blas: tuple[int, list[LibController]] = 0, []
         self.begin()
 
     def begin(self) -> None:
@@ -252,8 +252,16 @@ class _Holders:
         with self.lock:
             self.holding.add(holder)
             if self.setting is None:
-                self.setting = _Setting()
+                self.setting = _Setting(self._blas_libraries())
                 self.setting.take()
+
+    def _blas_libraries(self) -> list[LibController]:
+        """Return the BLAS libraries, which take milliseconds to find; found again after imports."""
+        n_modules, found = self._blas
+        if n_modules != len(sys.modules):
+            found = [each for each in ThreadpoolController().lib_controllers if each.user_api == "blas"]
+            self._blas = len(sys.modules), found
+        return found
 
     def leave(self, holder: _Holder) -> None:
         """Lift the setting if there is no other holder."""

@@ -31,6 +31,8 @@ GOOD_GAIN, GROWTH = 0.25, 2.0
 """The radius grows by the factor 2 if a step gains at least a quarter of the predicted gain."""
 MIN_SHARE, MAX_SHARE = 0.01, 0.5
 """Minimum and maximum share of a refused step that is tried next."""
+SMALL_PART = 0.5
+"""Maximum part of ``reg_covar`` in an eigenvalue of a covariance that cannot be singular without it."""
 MAX_HALVINGS = 6
 """Maximum halvings of a step whose M-step is singular."""
 MAX_MEMORY, MIN_MEMORY, MAX_MEMORY_BYTES = 10, 3, 2**26
@@ -171,10 +173,18 @@ class Maximiser:
             return None
 
     def extrapolated(self, space: MomentSpace, moments: Floats) -> MixtureParameters | None:
-        """Return the M-step of moments; None if it would be singular without ``reg_covar``."""
-        if self.reg_covar and replace(self, reg_covar=0.0).parameters(space, moments) is None:
-            return None
-        return self.parameters(space, moments)
+        """Return the M-step of moments; None if it would be singular without ``reg_covar``.
+
+        It is not if ``reg_covar`` is at most half of every eigenvalue of the covariances, of whose inverses
+        the sum of squares of the factors bounds the eigenvalues.
+        """
+        produced = self.parameters(space, moments)
+        if not self.reg_covar or produced is None:
+            return produced
+        factors = produced.precisions_cholesky
+        if self.reg_covar * float(np.vdot(factors, factors)) <= SMALL_PART:
+            return produced
+        return None if replace(self, reg_covar=0.0).parameters(space, moments) is None else produced
 
 
 def rounding(objective: float) -> float:

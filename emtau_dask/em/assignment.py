@@ -193,6 +193,10 @@ class GivenResponsibilities:
         return _under(structure, block, values)
 
 
+def _block_length(structure: CovarianceStructure, n_components: int, n_features: int, n_rows: int) -> int:
+    return even_length(n_rows, block_rows(structure.name, n_components, n_features, features=False))
+
+
 @dataclass(frozen=True, eq=False)
 class _StatisticsTask(DigestingTask["tuple[LoadedChunk, Prepared]", SufficientStatistics]):
     loader: ChunkLoader
@@ -210,8 +214,7 @@ class _StatisticsTask(DigestingTask["tuple[LoadedChunk, Prepared]", SufficientSt
         positions = loaded.positions()
         weights = loaded.weights_at(positions)
         n_features = loaded.rows.shape[1]
-        wanted = block_rows(self.structure.name, self.n_components, n_features, features=False)
-        n_rows = even_length(len(positions), wanted)
+        n_rows = _block_length(self.structure, self.n_components, n_features, len(positions))
         merger = PairwiseMerger(partial(merge, self.structure))
         for where, rows in loaded.blocks(positions, n_rows):
             block_weights = None if weights is None else weights[where]
@@ -237,3 +240,23 @@ def statistics_under(
     )
     assert total is not None
     return total
+
+
+def statistics_in_memory(
+    structure: CovarianceStructure,
+    n_components: int,
+    rows: Floats,
+    weights: Floats | None,
+    assignment: Assignment,
+) -> SufficientStatistics:
+    """Return the statistics of rows (n, d) with weights (n,) in this process's memory, as of one chunk."""
+    n, n_features = rows.shape
+    length = _block_length(structure, n_components, n_features, n)
+    merger, positions = PairwiseMerger(partial(merge, structure)), np.arange(n)
+    for begin in range(0, n, length):
+        block = slice(begin, begin + length)
+        block_weights = None if weights is None else weights[block]
+        merger.push(
+            assignment.statistics(structure, RowBlock(rows[block], block_weights, positions[block], 0))
+        )
+    return merger.total() or zero(structure, n_components, n_features)

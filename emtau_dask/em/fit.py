@@ -26,16 +26,19 @@ from emtau_dask.em.acceleration import QuasiNewtonState
 from emtau_dask.em.history import FitObserver
 from emtau_dask.em.loop import iterate
 from emtau_dask.em.problem import Context, Problem, first_unusable_row_named, make_problem
+from emtau_dask.em.sampling import has_few_rows, sampled_rows
 from emtau_dask.em.settings import ALL_ROWS, SAMPLE_GROWTH, EmSettings, max_sample_iterations
+from emtau_dask.em.short_runs import best_start
 from emtau_dask.em.starts import (
     STARTS,
     GivenParameters,
     StartRequest,
-    complete_problem,
+    StartRows,
+    complete_rows,
     forget,
     start_from_responsibilities,
     starting_parameters,
-    starting_problem,
+    starting_rows,
 )
 from emtau_dask.em.state import FitState, KMeansProgress, Progress, RunState
 from emtau_dask.em.state_store import StateStore
@@ -124,6 +127,8 @@ def fit(
         parts = _Fit(problem, settings, sources.responsibilities, state_store)
         state = state_store.state
         with first_unusable_row_named(problem), state_store.explained_errors():
+            if parts.has_short_runs and state.current is None and not state.finished:
+                state = _after_short_runs(parts, state)
             while not state.finished:
                 context.observer.part(_name_of_run(parts, state))
                 try:
@@ -150,6 +155,13 @@ class _Fit:
     def compares_starts(self) -> bool:
         """Whether several starts are compared on the first sample, and only the best one goes on."""
         return len(self.settings.shares) > 0 and len(self.settings.seeds) > 1
+
+    @property
+    def has_short_runs(self) -> bool:
+        """Whether starts are compared by short runs, because the rows are few and all later passes full."""
+        problem = self.problem
+        few = has_few_rows(problem.rows.shape[0], problem.n_components, problem.n_features)
+        return self.compares_starts and few and not self.settings.weighted
 
     @property
     def rounding(self) -> float:
@@ -192,8 +204,25 @@ def _name_of_run(fit: _Fit, state: FitState) -> str:
     if fit.compares_starts and run is not None and run.progress is not None and run.progress.chosen:
         return "all rows, from the best start"
     start = f"start {state.run + 1} of {n_runs}" if n_runs > 1 else "fit"
-    on_sample = fit.compares_starts and fit.settings.shares != ALL_ROWS
-    return f"{start} on a sample" if on_sample else start
+    return f"{start} on a sample" if fit.compares_starts else start
+
+
+def _after_short_runs(fit: _Fit, state: FitState) -> FitState:
+    """Return the state of a new fit with the best start, which goes on over all rows; it is committed."""
+    problem, settings, n_starts = fit.problem, fit.settings, len(fit.settings.seeds)
+    acceleration = settings.acceleration
+    assert acceleration is not None
+    shares, samples = settings.shares, acceleration.samples
+    problem.context.observer.part(f"{n_starts} starts" + (" on a sample" if shares != ALL_ROWS else ""))
+    sample = sampled_rows(problem, samples, problem.rows.shape[0])
+    best = best_start(problem, settings, sample, fit.rounding)
+    progress = Progress(
+        QuasiNewtonState(best.parameters.means), sample_index=len(shares), sample_began=len(best.records)
+    )
+    run = RunState(best.parameters, settings.previous_bound, best.records, progress=progress)
+    state = replace(state, run=n_starts - 1, current=run, left_out=best.left_out)
+    fit.state_store.save(state, commit=True)
+    return state
 
 
 def _begin_run(fit: _Fit, state: FitState) -> FitState:
@@ -229,17 +258,18 @@ def _starting_parameters(
     acceleration = settings.acceleration
     if fit.responsibilities is not None:
         statistics = start_from_responsibilities(problem, fit.responsibilities)
-        return starting_parameters(problem, GivenParameters(), statistics, settings.reg_covar)
+        return starting_parameters(problem.structure, GivenParameters(), statistics, settings.reg_covar)
     complete = settings.given.complete(problem.structure.name)
     if complete is not None:
         return complete
+    rows = StartRows(problem)
     if acceleration is not None and acceleration.samples.shares:
-        problem, after = starting_problem(problem, acceleration.samples), forget
+        rows, after = starting_rows(problem, acceleration.samples), forget
     if problem.missing == MARGINALISE:
-        problem, after = complete_problem(problem, settings.seeds[state.run]), forget
-    request = StartRequest(problem, settings.seeds[state.run], state.start, after)
+        rows, after = complete_rows(rows, settings.seeds[state.run]), forget
+    request = StartRequest(rows, settings.seeds[state.run], state.start, after)
     statistics = STARTS[settings.requested.init_params](request)
-    return starting_parameters(problem, settings.given, statistics, settings.reg_covar)
+    return starting_parameters(problem.structure, settings.given, statistics, settings.reg_covar)
 
 
 def _iterate_run(fit: _Fit, state: FitState) -> FitState:
@@ -315,9 +345,7 @@ def _next_run(fit: _Fit, state: FitState, best: RunState | None) -> FitState:
     if state.run + 1 < len(fit.settings.seeds) and not is_over:
         return replace(state, run=state.run + 1, start=None, current=None, best=best)
     if fit.compares_starts and best is not None and best.progress is not None:
-        # A sample of all rows has their objective, so that full passes go on from its last point.
-        index = len(ALL_ROWS) if fit.settings.shares == ALL_ROWS else best.progress.sample_index
-        progress = replace(best.progress, chosen=True, sample_index=index, sample_began=len(best.records))
+        progress = replace(best.progress, chosen=True, sample_began=len(best.records))
         chosen = replace(best, bound=fit.settings.previous_bound, progress=progress)
         return replace(state, start=None, current=chosen, best=None)
     return replace(state, start=None, current=best, best=None, finished=True)

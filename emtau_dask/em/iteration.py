@@ -171,12 +171,7 @@ def run_pass(
     """
     annealed_passes = 0 if state.progress is None else state.progress.annealed_passes
     parameters = tempered(state.parameters, Acceleration.inverse_temperature(annealed_passes))
-    if problem.compiled and problem.missing == MARGINALISE:
-        plan = plan_incomplete(parameters)
-    elif problem.compiled:
-        plan = plan_tiles(parameters, problem.rows.dtype, this_pass.rows_per_chunk)
-    else:
-        plan = plan_kernel(parameters)
+    plan = plan_of(problem, parameters, this_pass.rows_per_chunk)
 
     def run(plan: KernelPlan) -> PassResult:
         sums = _e_step(problem, state, plan, settings, this_pass, None if this_pass.sample else writer())
@@ -187,6 +182,22 @@ def run_pass(
     if result.collapse is not None and settings.acceleration is None:
         raise result.collapse
     return result
+
+
+def plan_of(problem: Problem, parameters: MixtureParameters, rows_per_chunk: float) -> KernelPlan:
+    """Return the plan by which the rows of a problem are scored."""
+    if not problem.compiled:
+        return plan_kernel(parameters)
+    if problem.missing == MARGINALISE:
+        return plan_incomplete(parameters)
+    return plan_tiles(parameters, problem.rows.dtype, rows_per_chunk)
+
+
+def kernels_of(problem: Problem, plan: KernelPlan) -> RowKernels:
+    """Return the kernels that score the rows of a problem under a plan."""
+    if problem.missing == MARGINALISE and not plan.incomplete:
+        return PatternKernels(plan)
+    return Kernels(plan, compiled=problem.compiled)
 
 
 def _with_enough_digits(run: Callable[[KernelPlan], PassResult], plan: KernelPlan) -> PassResult:
@@ -266,12 +277,8 @@ def _e_step(
             )
     ranges, sizes, width = problem.chunk_ranges, problem.costs, problem.n_features
     iteration = state.iteration + 1
-    if problem.missing == MARGINALISE and not plan.incomplete:
-        kernels: RowKernels = PatternKernels(plan)
-    else:
-        kernels = Kernels(plan, compiled=problem.compiled)
     sums = problem.map_reduce(
-        EStepTask(problem.loader, kernels, iteration, tracking, this_pass.sample),
+        EStepTask(problem.loader, kernels_of(problem, plan), iteration, tracking, this_pass.sample),
         partial(merge_passes, problem.structure),
         name="estep",
         stage=f"iteration {iteration}",

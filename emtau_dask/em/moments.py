@@ -100,17 +100,13 @@ class MomentSpace:
         step is a gradient step of length 1, and the Jacobian of EM is symmetric (Dempster, Laird and Rubin
         1977, eq. 3.15; Xu and Jordan 1996).
         """
-        weights, firsts, seconds = self.split(moments)
+        weights, firsts, seconds = self.split(moments.reshape(-1, moments.shape[-1]))
         structure, factors = self.structure, parameters.precisions_cholesky
-        K, d = self.origins.shape
         roots = np.sqrt(parameters.weights)[:, np.newaxis]
-        whitened = firsts.reshape(-1, K, d).copy()
-        structure.whiten_each(whitened, factors)
-        each = zip(seconds.reshape(-1, *structure.shape(K, d)), weights.reshape(-1, K), strict=True)
-        squares = np.array([structure.standardised(*one, factors, d) for one in each])
+        squares = structure.standardised(seconds, weights, factors, self.origins.shape[1])
         if not structure.shared:
             squares = squares / roots
-        parts = (weights / roots[:, 0], whitened / roots, squares)
+        parts = (weights / roots[:, 0], structure.whitened(firsts, factors) / roots, squares)
         return np.concatenate([part.reshape(*moments.shape[:-1], -1) for part in parts], axis=-1)
 
     def _add_outer(self, seconds: Floats, weights: Floats, vectors: Floats) -> None:

@@ -33,6 +33,11 @@ def sample_size(n_components: int, n_features: int) -> int:
     return max(rows, MIN_ROWS_PER_COMPONENT * n_components)
 
 
+def has_few_rows(n_rows: int, n_components: int, n_features: int) -> bool:
+    """Return whether a sample of `sample_size` has all rows, so that starts are compared by short runs."""
+    return n_rows <= sample_size(n_components, n_features)
+
+
 @dataclass(frozen=True, eq=False)
 class RowSample:
     """Rows (m, d) drawn without replacement, with their weights and numbers (m,).
@@ -192,6 +197,12 @@ def sample_rows(problem: Problem, seed: int, size: int) -> RowSample:
     problem.context.sampled(sample.rows, sample.numbers)
     order = np.searchsorted(sample.numbers, draw.numbers)
     return RowSample(sample.rows[order], sample.weights[order], draw.numbers)
+
+
+def rows_of_sample(sample: RowSample, seed: int, size: int) -> RowSample:
+    """Return ``size`` rows of a sample, or all if there are fewer, in random order; as `sample_rows`."""
+    drawn = _drawn(seed, size, ChunkRange(0, 0, len(sample.rows))).numbers
+    return RowSample(sample.rows[drawn], sample.weights[drawn], sample.numbers[drawn])
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from emtau_dask.constraints import integer, number
 from emtau_dask.data.row_random import Samples
+from emtau_dask.em.sampling import has_few_rows
 from emtau_dask.em.starts import GivenParameters
 from emtau_dask.errors import ConfigError
 from emtau_dask.mixture.covariance import CovarianceStructure
@@ -37,7 +38,7 @@ MAX_SAMPLE_SHARE = 1 / 16
 MANY_STARTS, FEWER_STARTS, MAX_SHARE_FOR_MANY = 16, 8, 1 / 64
 """Starts that are compared on the first sample: 16 if it has at most 1/64 of the rows, else 8."""
 ALL_ROWS = (1.0,)
-"""The shares of fits that compare their starts on all rows; the best one goes on with full passes."""
+"""The shares of fits that compare their starts on all rows, in memory."""
 MAX_PRODUCTS_OF_STARTS = 2**26
 """Maximum products of features and coefficients in a pass over all rows for which starts are compared there.
 They take about ten milliseconds."""
@@ -199,8 +200,8 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
     Then it alternates passes over all rows with passes over a sixteenth of them (`EMSampled`). If a sixteenth
     has too few rows, it begins on a quarter of the rows, and all later passes are full. If that quarter has
     fewer than 10 rows per parameter, each start is run twice there, once with annealing. With fewer rows, or
-    fewer than one per parameter, starts are compared on all rows if a pass takes milliseconds; else there is
-    one start. One component needs one start.
+    fewer than one per parameter, starts are compared on all rows if these are few and a pass takes
+    milliseconds; else there is one start. One component needs one start.
     """
     structure = structure_named(covariance_type)
     p = free_parameters(structure, n_components, n_features)
@@ -221,7 +222,8 @@ def automatic(n_rows: int, n_components: int, n_features: int, covariance_type: 
         return Automatic(FullEM(), (0.25,), starts)
     if n_rows >= MIN_SAMPLE_ROWS and n_rows / 4 >= p:
         return Automatic(FullEM(), (0.25,), ANNEALED_STARTS, annealed=True)
-    if n_rows * n_components * structure.n_row_features(n_features) <= MAX_PRODUCTS_OF_STARTS:
+    products = n_rows * n_components * structure.n_row_features(n_features)
+    if has_few_rows(n_rows, n_components, n_features) and products <= MAX_PRODUCTS_OF_STARTS:
         return Automatic(FullEM(), ALL_ROWS, starts)
     return Automatic(FullEM(), (), 1)
 

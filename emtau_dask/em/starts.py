@@ -11,25 +11,25 @@ import numpy as np
 from sklearn.cluster import KMeans, kmeans_plusplus
 from threadpoolctl import ThreadpoolController
 
-from emtau_dask.data.opening import as_source
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import Source
 from emtau_dask.em.assignment import (
+    Assignment,
     GivenResponsibilities,
     NearestCentre,
     RandomResponsibilities,
     distinct_rows,
+    statistics_in_memory,
     statistics_under,
 )
-from emtau_dask.em.problem import Context, Problem, make_problem
-from emtau_dask.em.sampling import RowSample, sample_rows, sample_size, sampled_rows
+from emtau_dask.em.problem import Problem
+from emtau_dask.em.sampling import RowSample, rows_of_sample, sample_rows, sample_size, sampled_rows
 from emtau_dask.em.state import KMeansProgress
 from emtau_dask.errors import AbsentFeatureError, InvalidDataError, counted
-from emtau_dask.execution.choice import one_thread
+from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.linalg import Floats, read_only_copy
 from emtau_dask.mixture.parameters import MixtureParameters, m_step
 from emtau_dask.mixture.statistics import SufficientStatistics
-from emtau_dask.settings import DROP, RAISE
 
 RELATIVE_TOLERANCE = 1e-4
 """Tolerance of k-means for the squared movement of the centres, in mean variances of the features."""
@@ -39,6 +39,39 @@ MAX_KMEANS_PASSES = 10
 """Maximum passes of a k-means start over all rows."""
 SPARE_ROWS = 64
 """Rows per component among which a start from rows looks for distinct ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class StartRows:
+    """The rows that starts are made from: all rows of a problem, which passes read."""
+
+    problem: Problem
+
+    def sample(self, seed: int, size: int) -> RowSample:
+        """Return ``size`` of the rows, or all if there are fewer, in random order."""
+        return sample_rows(self.problem, seed, size)
+
+    def statistics(self, assignment: Assignment, stage: str) -> SufficientStatistics:
+        """Return the statistics of the rows under an assignment that reads nothing."""
+        return statistics_under(self.problem, assignment, stage=stage)
+
+
+@dataclass(frozen=True, eq=False)
+class SampledRows(StartRows):
+    """Rows of a problem that are in this process's memory."""
+
+    rows: RowSample
+
+    def sample(self, seed: int, size: int) -> RowSample:
+        """See `StartRows`."""
+        return rows_of_sample(self.rows, seed, size)
+
+    def statistics(self, assignment: Assignment, stage: str) -> SufficientStatistics:
+        """See `StartRows`."""
+        problem, weights = self.problem, None if self.problem.weights is None else self.rows.weights
+        return statistics_in_memory(
+            problem.structure, problem.n_components, self.rows.rows, weights, assignment
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +103,9 @@ def plusplus_seeds(sample: RowSample, n_components: int, seed: int) -> Floats:
     return read_only_copy(centres)
 
 
-def _kmeans_on_sample(problem: Problem, seed: int) -> KMeansProgress:
-    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
+def _kmeans_on_sample(rows: StartRows, seed: int) -> KMeansProgress:
+    problem = rows.problem
+    sample = rows.sample(seed, sample_size(problem.n_components, problem.n_features))
     with _loaded_libraries().limit(limits=1, user_api="openmp"):
         start = KMeans(problem.n_components, n_init=1, random_state=seed % SEED_LIMIT).fit(
             sample.rows, sample_weight=sample.weights
@@ -85,7 +119,7 @@ def forget(progress: KMeansProgress) -> None:
 
 
 def lloyd(
-    problem: Problem,
+    rows: StartRows,
     seed: int,
     *,
     max_iter: int = 300,
@@ -100,7 +134,7 @@ def lloyd(
 
     Parameters
     ----------
-    problem : Problem
+    rows : StartRows
     seed : int
     max_iter : int
         Maximum passes over the rows, at least 1; up to K more if centres lose all their rows.
@@ -110,15 +144,15 @@ def lloyd(
         Called after the sample and after each pass but the last.
     """
     if progress is None:
-        progress = _kmeans_on_sample(problem, seed)
+        progress = _kmeans_on_sample(rows, seed)
         after(progress)
     while True:
         centres, n_iter = progress.centres, progress.n_iter + 1
-        statistics = statistics_under(problem, NearestCentre.of(centres), stage=f"k-means {n_iter}")
+        statistics = rows.statistics(NearestCentre.of(centres), f"k-means {n_iter}")
         empty = statistics.weights == 0
-        if empty.any() and n_iter < max_iter + problem.n_components:
+        if empty.any() and n_iter < max_iter + rows.problem.n_components:
             heaviest = int(np.argmax(statistics.weights))
-            problem.context.observer.note(
+            rows.problem.context.observer.note(
                 f"k-means: {counted(int(empty.sum()), 'empty centre')} moved onto centre {heaviest}"
             )
             moved = np.where(empty[:, np.newaxis], statistics.means[heaviest], statistics.means)
@@ -136,7 +170,7 @@ def lloyd(
 class StartRequest:
     """The arguments of a start; ``progress`` and ``after`` are those of `lloyd`."""
 
-    problem: Problem
+    rows: StartRows
     seed: int
     progress: KMeansProgress | None = None
     after: Callable[[KMeansProgress], None] = forget
@@ -167,7 +201,7 @@ class GivenParameters:
 
 def _kmeans_start(request: StartRequest) -> SufficientStatistics:
     return lloyd(
-        request.problem,
+        request.rows,
         request.seed,
         max_iter=MAX_KMEANS_PASSES,
         progress=request.progress,
@@ -175,28 +209,30 @@ def _kmeans_start(request: StartRequest) -> SufficientStatistics:
     ).statistics
 
 
-def _seeded_start(problem: Problem, seeds: Floats) -> SufficientStatistics:
-    return statistics_under(problem, NearestCentre.of(seeds), stage="nearest seed")
+def _seeded_start(rows: StartRows, seeds: Floats) -> SufficientStatistics:
+    return rows.statistics(NearestCentre.of(seeds), "nearest seed")
 
 
 def _plusplus_start(request: StartRequest) -> SufficientStatistics:
-    problem, seed = request.problem, request.seed
-    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
-    return _seeded_start(problem, plusplus_seeds(sample, problem.n_components, seed))
+    rows, seed = request.rows, request.seed
+    n_components, n_features = rows.problem.n_components, rows.problem.n_features
+    sample = rows.sample(seed, sample_size(n_components, n_features))
+    return _seeded_start(rows, plusplus_seeds(sample, n_components, seed))
 
 
 def _random_rows_start(request: StartRequest) -> SufficientStatistics:
-    problem, n_components = request.problem, request.problem.n_components
-    size = min(SPARE_ROWS * n_components, sample_size(n_components, problem.n_features))
-    sample = sample_rows(problem, request.seed, size)
+    rows = request.rows
+    n_components, n_features = rows.problem.n_components, rows.problem.n_features
+    size = min(SPARE_ROWS * n_components, sample_size(n_components, n_features))
+    sample = rows.sample(request.seed, size)
     first, _ = distinct_rows(sample.rows)
     distinct = sample.rows[np.sort(first)[:n_components]]
-    return _seeded_start(problem, read_only_copy(np.resize(distinct, (n_components, problem.n_features))))
+    return _seeded_start(rows, read_only_copy(np.resize(distinct, (n_components, n_features))))
 
 
 def _random_start(request: StartRequest) -> SufficientStatistics:
-    assignment = RandomResponsibilities(request.seed, request.problem.n_components)
-    return statistics_under(request.problem, assignment, stage="random responsibilities")
+    assignment = RandomResponsibilities(request.seed, request.rows.problem.n_components)
+    return request.rows.statistics(assignment, "random responsibilities")
 
 
 STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingProxyType(
@@ -210,29 +246,28 @@ STARTS: Mapping[str, Callable[[StartRequest], SufficientStatistics]] = MappingPr
 """The starts by their ``init_params``; each returns the statistics whose M-step is Θ₀."""
 
 
-def starting_problem(problem: Problem, samples: Samples) -> Problem:
-    """Return the problem of a start on rows of the first sample, in this process's memory.
+def starting_rows(problem: Problem, samples: Samples) -> StartRows:
+    """Return rows of the first sample, in this process's memory.
 
-    It takes one pass over the data, after which the rows of all samples are in the cache. If starts draw all
-    rows anyway, the problem is the same.
+    They take one pass over the data, after which the rows of all samples are in the cache. If starts draw all
+    rows anyway, these are all rows.
     """
     size = sample_size(problem.n_components, problem.n_features)
     if size >= problem.rows.shape[0]:
-        return problem
-    sample = sampled_rows(problem, samples, size)
-    missing = RAISE if problem.missing == DROP else problem.missing  # Such rows are not sampled.
-    return _in_memory(problem, sample.rows, sample.weights, missing)
+        return StartRows(problem)
+    return SampledRows(problem, sampled_rows(problem, samples, size))
 
 
-def complete_problem(problem: Problem, seed: int) -> Problem:
-    """Return the problem of a start on sampled rows without missing values, in this process's memory.
+def complete_rows(rows: StartRows, seed: int) -> StartRows:
+    """Return sampled rows without missing values, in this process's memory.
 
     Raises
     ------
     InvalidDataError
         There are too few such rows among those that are sampled.
     """
-    sample = sample_rows(problem, seed, sample_size(problem.n_components, problem.n_features))
+    problem = rows.problem
+    sample = rows.sample(seed, sample_size(problem.n_components, problem.n_features))
     known = np.isfinite(sample.rows)
     complete = np.flatnonzero(known.all(axis=1))
     if len(complete) < problem.n_components:
@@ -246,21 +281,8 @@ def complete_problem(problem: Problem, seed: int) -> Problem:
             f"{shares[rarest]:.1%} of them. Leave such features out, or give weights_init, means_init and "
             "precisions_init, or warm_start from another fit."
         )
-    return _in_memory(problem, sample.rows[complete], sample.weights[complete], RAISE)
-
-
-def _in_memory(problem: Problem, rows: Floats, weights: Floats, missing: str) -> Problem:
-    """Return the problem of some rows, in this process's memory; ``weights`` count if the data have any."""
-    weighted = None if problem.weights is None else as_source(weights, ndim=1, what="sample_weight")
-    return make_problem(
-        as_source(rows, ndim=2, what="X"),
-        weighted,
-        problem.n_components,
-        problem.structure,
-        one_thread(),
-        Context(problem.context.observer),
-        compiled=problem.compiled,
-        missing=missing,
+    return SampledRows(
+        problem, RowSample(sample.rows[complete], sample.weights[complete], sample.numbers[complete])
     )
 
 
@@ -288,7 +310,7 @@ def start_from_responsibilities(problem: Problem, responsibilities: Source) -> S
 
 
 def starting_parameters(
-    problem: Problem, given: GivenParameters, statistics: SufficientStatistics, reg_covar: float
+    structure: CovarianceStructure, given: GivenParameters, statistics: SufficientStatistics, reg_covar: float
 ) -> MixtureParameters:
     """Return Θ₀: the given parameters, and the M-step of ``statistics`` for the rest.
 
@@ -297,7 +319,7 @@ def starting_parameters(
     SingularComponentError
         The start itself is singular.
     """
-    start = m_step(statistics, problem.structure, reg_covar)
+    start = m_step(statistics, structure, reg_covar)
     weights = start.weights if given.weights is None else given.weights
     means = start.means if given.means is None else given.means
     if given.precisions is None:

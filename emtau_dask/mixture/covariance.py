@@ -196,9 +196,9 @@ class CovarianceStructure:
     # (differences (n, d), factors, k): turn differences of rows to μ_k into units of component k's standard
     # deviations, in place.
     whiten: Callable[[Floats, Floats, int], object]
-    # (vectors (m, K, d), contiguous, factors): the same with the vectors of each k; a result does not depend
-    # on m.
-    whiten_each: Callable[[Floats, Floats], object]
+    # (vectors (m, K, d), factors) -> the vectors of each k in units of its standard deviations; a result does
+    # not depend on m.
+    whitened: Callable[[Floats, Floats], Floats]
     # (scatter, k, tiles of roots (n, d)): write ``Σ_n roots_n roots_nᵀ`` to component k's part of
     # ``scatter``, or add it if components share that. ``roots`` are rows about a centre, each times
     # √weight; there is at least one tile, valid until the next is asked for.
@@ -207,9 +207,9 @@ class CovarianceStructure:
     add_outer: Callable[[Floats, Floats, Floats], None]
     # (scatter, factors) -> ``Σ_k tr(Σ_k⁻¹ S_k)``.
     distances: Callable[[Floats, Floats], float]
-    # (second moments about the means, weights (K,), factors, d) -> by how much the moments exceed those
-    # expected for the weights, in units of the standard deviations of one row of weight 1; (K, m), or (1, m)
-    # if components share a covariance. The sum of squares is the Fisher information's.
+    # (m second moments about the means, weights (m, K), factors, d) -> by how much the moments exceed those
+    # expected for the weights, in units of the standard deviations of one row of weight 1; (m, K, s), or
+    # (m, 1, s) if components share a covariance. The sum of squares is the Fisher information's.
     standardised: Callable[[Floats, Floats, Floats, int], Floats]
     # Which squares of coordinates are features.
     squares: Squares

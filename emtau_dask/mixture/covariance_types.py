@@ -27,7 +27,6 @@ from emtau_dask.mixture.linalg import (
     Ints,
     add_squares,
     covariance_of_factor,
-    each_times_upper,
     factor_of_precision,
     precision_factors,
     read_only_copy,
@@ -114,12 +113,21 @@ def correlated(normals: Floats, covariance: Floats, whose: str) -> Floats:
         ) from error
 
 
+def whitened_rows(rows: Floats, factors: Floats) -> Floats:
+    """Return ``row @ factor`` of each of ``rows`` (m, K, d), with factors (K, d, d) or (d, d).
+
+    A row is multiplied as if it were alone: BLAS rounds the product of several rows otherwise.
+    """
+    whitened: Floats = np.matmul(rows[..., np.newaxis, :], factors)[..., 0, :]
+    return whitened
+
+
 def standardised_forms(seconds: Floats, weights: Floats, factors: Floats) -> Floats:
-    """Return ``(P_kᵀ M_k P_k − w_k I) / √2`` of matrices (m, d, d) and weights (m,), shape (m, d²)."""
+    """Return ``(Pᵀ M P − w I) / √2`` of matrices (m, k, d, d) and weights (m, k), shape (m, k, d²)."""
     forms = factors.swapaxes(-1, -2) @ seconds @ factors
-    np.einsum("kii->ki", forms)[...] -= weights[:, np.newaxis]
+    np.einsum("...ii->...i", forms)[...] -= weights[..., np.newaxis]
     forms *= np.sqrt(0.5)
-    return forms.reshape(len(forms), -1)
+    return forms.reshape(*weights.shape, -1)
 
 
 def whitened_trace(scatter: Floats, factors: Floats) -> float:
@@ -244,7 +252,7 @@ FULL = CovarianceStructure(
     ),
     scikit_learn_name="full",
     whiten=lambda differences, factors, k: times_upper(differences, factors[k]),
-    whiten_each=each_times_upper,
+    whitened=whitened_rows,
     sum_scatter=_sum_full_scatter,
     add_outer=add_outer_products,
     distances=whitened_trace,
@@ -317,14 +325,12 @@ TIED = CovarianceStructure(
     draw=lambda normals, covariance, k: correlated(normals, covariance, "the shared covariance"),
     scikit_learn_name="tied",
     whiten=lambda differences, factor, k: times_upper(differences, factor),
-    whiten_each=lambda vectors, factor: each_times_upper(
-        vectors, np.broadcast_to(factor, (vectors.shape[1], *factor.shape))
-    ),
+    whitened=whitened_rows,
     sum_scatter=_sum_tied_scatter,
     add_outer=_add_outer,
     distances=whitened_trace,
     standardised=lambda seconds, weights, factor, d: standardised_forms(
-        seconds[np.newaxis], weights.sum(keepdims=True), factor[np.newaxis]
+        seconds[:, np.newaxis], weights.sum(axis=1, keepdims=True), factor
     ),
     squares=SUM_OF_SQUARES,
     # In the coordinates that its own factor whitens, the covariance is the identity.

@@ -155,21 +155,6 @@ def times_upper(rows: Floats, upper: Floats) -> None:
     _routines().dtrmm(*how, ANY_DIAGONAL, *shape, _real(1.0), *_stored(upper), *stored)
 
 
-def each_times_upper(rows: Floats, uppers: Floats) -> None:
-    """Turn each of ``rows`` (m, K, d), contiguous, into ``row @ uppers[k]``, in place, as if it were alone.
-
-    BLAS rounds the product of several rows otherwise.
-    """
-    _, K, d = rows.shape
-    row, unit, size, dtrmm = _whole(1), _real(1.0), _whole(d), _routines().dtrmm
-    begin, step = _writable(rows.reshape(-1, d))
-    first, stride = _stored(uppers[0])
-    for k in range(K):
-        upper = first + k * uppers.strides[0]
-        for place in range(begin + k * rows.strides[1], begin + rows.nbytes, rows.strides[0]):
-            dtrmm(LEFT, LOWER, PLAIN, ANY_DIAGONAL, size, row, unit, upper, stride, place, step)
-
-
 def upper_times(upper: Floats, columns: Floats, scale: float = 1.0) -> None:
     """Turn ``columns`` (d, n) into ``scale * upper @ columns``, in place, with a triangle (d, d)."""
     d, n = map(_whole, columns.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -66,15 +67,15 @@ class MixtureParameters:
         """Number of features d."""
         return int(self.means.shape[1])
 
-    @property
+    @cached_property
     def log_det(self) -> Floats:
         """``ln|P_k|``, (K,): half the log-determinants of the precisions."""
-        return self.structure.log_det(self.precisions_cholesky, *self.means.shape)
+        return read_only(self.structure.log_det(self.precisions_cholesky, *self.means.shape))
 
-    @property
+    @cached_property
     def log_scales(self) -> Floats:
         """``ln π_k − (d/2) ln 2π + ln|P_k|``, (K,), nats: the weighted log-densities at the means."""
-        return np.log(self.weights) + self.log_det - 0.5 * self.n_features * LOG_2PI
+        return read_only(np.log(self.weights) + self.log_det - 0.5 * self.n_features * LOG_2PI)
 
 
 def free_parameters(structure: CovarianceStructure, n_components: int, n_features: int) -> int:

@@ -127,12 +127,12 @@ DIAG = CovarianceStructure(
     draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
     scikit_learn_name="diag",
     whiten=lambda differences, factors, k: np.multiply(differences, factors[k], out=differences),
-    whiten_each=lambda vectors, factors: np.multiply(vectors, factors, out=vectors),
+    whitened=np.multiply,
     sum_scatter=_sum_diag_scatter,
     add_outer=_add_diag_outer,
     distances=scaled_trace,
     standardised=lambda seconds, weights, factors, d: (
-        np.sqrt(0.5) * (seconds * factors**2 - weights[:, np.newaxis])
+        np.sqrt(0.5) * (seconds * factors**2 - weights[..., np.newaxis])
     ),
     squares=OWN_SQUARES,
     coefficients=own_coefficients,
@@ -169,12 +169,12 @@ SPHERICAL = CovarianceStructure(
     draw=lambda normals, covariances, k: normals * np.sqrt(covariances[k]),
     scikit_learn_name="spherical",
     whiten=lambda differences, factors, k: np.multiply(differences, factors[k], out=differences),
-    whiten_each=lambda vectors, factors: np.multiply(vectors, factors[:, np.newaxis], out=vectors),
+    whitened=lambda vectors, factors: vectors * factors[:, np.newaxis],
     sum_scatter=_sum_spherical_scatter,
     add_outer=_add_spherical_outer,
     distances=scaled_trace,
     standardised=lambda seconds, weights, factors, d: (
-        np.sqrt(0.5 / d) * (seconds * factors**2 - d * weights)[:, np.newaxis]
+        np.sqrt(0.5 / d) * (seconds * factors**2 - d * weights)[..., np.newaxis]
     ),
     squares=SUM_OF_SQUARES,
     coefficients=summed_coefficients,
@@ -209,12 +209,12 @@ TIED_DIAG = CovarianceStructure(
     scikit_learn_name="tied",
     for_scikit_learn=lambda array, K: np.diag(array),
     whiten=lambda differences, factors, k: np.multiply(differences, factors, out=differences),
-    whiten_each=lambda vectors, factors: np.multiply(vectors, factors, out=vectors),
+    whitened=np.multiply,
     sum_scatter=lambda scatter, k, tiles: np.add(scatter, squares_by_feature(tiles), out=scatter),
     add_outer=_add_tied_diag_outer,
     distances=scaled_trace,
     standardised=lambda seconds, weights, factors, d: (
-        np.sqrt(0.5) * (seconds * factors**2 - weights.sum())[np.newaxis]
+        np.sqrt(0.5) * (seconds * factors**2 - weights.sum(axis=1, keepdims=True))[:, np.newaxis]
     ),
     squares=OWN_SQUARES,
     coefficients=own_coefficients,
@@ -249,12 +249,12 @@ TIED_SPHERICAL = CovarianceStructure(
     scikit_learn_name="spherical",
     for_scikit_learn=lambda array, K: np.repeat(array, K),
     whiten=lambda differences, factor, k: np.multiply(differences, factor, out=differences),
-    whiten_each=lambda vectors, factor: np.multiply(vectors, factor, out=vectors),
+    whitened=np.multiply,
     sum_scatter=lambda scatter, k, tiles: np.add(scatter, squares_by_feature(tiles).sum(), out=scatter),
     add_outer=_add_tied_spherical_outer,
     distances=scaled_trace,
     standardised=lambda seconds, weights, factor, d: (
-        np.sqrt(0.5 / d) * (seconds * factor**2 - d * weights.sum()).reshape(1, 1)
+        np.sqrt(0.5 / d) * (seconds * factor**2 - d * weights.sum(axis=1)).reshape(-1, 1, 1)
     ),
     squares=SUM_OF_SQUARES,
     coefficients=summed_coefficients,

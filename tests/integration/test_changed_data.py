@@ -159,16 +159,17 @@ def test_no_later_start_comes_of_other_rows(init_params, algorithm, max_iter, tm
     settings |= {"n_init": 2, "random_state": 0, "tol": 0.0}
     X = in_memory(ROWS, tmp_path)
     starts = [fitting._starting_parameters]
+    monkeypatch.setattr(fitting, "has_few_rows", lambda *shape: False)  # so that each start is committed
 
     def first_start(*arguments):
         if not starts:
             raise KeyboardInterrupt
         return starts.pop()(*arguments)
 
-    monkeypatch.setattr(fitting, "_starting_parameters", first_start)
-    with pytest.raises(KeyboardInterrupt):
-        GaussianMixture(2, checkpoint=tmp_path / "run.zarr", **settings).fit(X)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "_starting_parameters", first_start)
+        with pytest.raises(KeyboardInterrupt):
+            GaussianMixture(2, checkpoint=tmp_path / "run.zarr", **settings).fit(X)
     with pytest.raises(CheckpointMismatchError, match="X holds other values"):
         GaussianMixture.resume(tmp_path / "run.zarr", in_memory(SHIFTED, tmp_path))
     resumed = GaussianMixture.resume(tmp_path / "run.zarr", X)

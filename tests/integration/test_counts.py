@@ -299,7 +299,7 @@ def test_drawing_a_sample_reads_no_rows_but_those_of_chunks_drawn_from():
 
     rows = np.random.default_rng(0).normal(size=(400, 1))
     X = da.from_array(rows, chunks=(1, 1)).map_blocks(note, dtype=float, meta=np.empty((0, 0)))
-    mixture = GaussianMixture(2, init_params="random_from_data", max_iter=0, random_state=0)
+    mixture = GaussianMixture(2, init_params="random_from_data", n_init=1, max_iter=0, random_state=0)
     with dask.config.set(scheduler="synchronous"):
         mixture.fit(X)
     assert len(calls) == 2 * 64 + 400

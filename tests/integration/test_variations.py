@@ -184,7 +184,7 @@ MISSING = {
     "NaN in a cube": lambda: (cube(LACKING.to_numpy()).chunk({"y": 2}), {"features": "f"}),
 }
 REFUSED = {
-    "complex numbers": (lambda: ROWS + 0j, r"Complex data not supported.*X\.real"),
+    "complex numbers": (lambda: ROWS + 0j, r"Complex data not supported.*(X|sample_weight)\.real"),
     "longdouble": (lambda: ROWS.astype("g"), "at most float64"),
     "dates": (lambda: np.full((60, 2), np.datetime64("2020-01-01")), "datetime64"),
     "text that is digits": (lambda: ROWS.astype(str), "real numbers"),
