@@ -174,6 +174,13 @@ class FitOption:
 
 
 COMPONENTS = FitOption(("-k", "--components"), "model.n_components", "K", "Components of the mixture.")
+OUTPUT = FitOption(
+    ("-o", "--output"),
+    "output.directory",
+    "FOLDER",
+    "Where the results go; by default runs/NAME, or runs/NAME-selection of emtau select, for data NAME.",
+    str,
+)
 CHECKPOINT = FitOption(
     ("--checkpoint",),
     "checkpoint.path",
@@ -228,13 +235,7 @@ OPTIONS = (
         str,
     ),
     FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),
-    FitOption(
-        ("-o", "--output"),
-        "output.directory",
-        "FOLDER",
-        "Where the results go; by default runs/ and the name of the data.",
-        str,
-    ),
+    OUTPUT,
     CHECKPOINT,
 )
 

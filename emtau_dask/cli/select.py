@@ -14,7 +14,7 @@ from typing import Any
 from emtau_dask.cli.cluster import computing
 from emtau_dask.cli.config import RunConfig, checked_config, estimator_of
 from emtau_dask.cli.fit import inputs_within_memory
-from emtau_dask.cli.options import COMPONENTS, TITLES, FitOption, values_of_data
+from emtau_dask.cli.options import COMPONENTS, OUTPUT, TITLES, FitOption, name_of, values_of_data
 from emtau_dask.cli.outputs import (
     SELECTION,
     RunResult,
@@ -102,7 +102,8 @@ def config_of_largest(
         for refused, why in REFUSED.items():
             if key == refused or key.startswith(f"{refused}."):
                 raise ConfigError(f"--set {key} cannot be given to emtau select: {why}")
-    return checked_config(values_of_data(sources, {**given, COMPONENTS: str(largest)}, overrides), TITLES)
+    given = {OUTPUT: f"runs/{name_of(sources[0])}-selection", **given, COMPONENTS: str(largest)}
+    return checked_config(values_of_data(sources, given, overrides), TITLES)
 
 
 def settings_of(
