@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from emtau_dask.errors import shown
 from emtau_dask.estimator.findings import CERTAIN
+from emtau_dask.estimator.fitting import FITTED_TO
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.summary import FitSummary, gain_text
 from emtau_dask.plot.components import ComponentsDisplay
@@ -223,8 +224,10 @@ def _lead(summary: FitSummary, d: int) -> str:
 
 
 def _facts(subject: Subject, summary: FitSummary) -> dict[str, str]:
+    chosen = [note.removeprefix(FITTED_TO) for note in summary.notes if note.startswith(FITTED_TO)]
     facts = {
         "Data": "not recorded" if subject.data is None else subject.data,
+        **({"Fitted to": chosen[0]} if chosen else {}),
         "Covariance": f"{summary.covariance_type}; {summary.n_parameters:,} free parameters",
         "Read from": subject.place,
     }

@@ -173,6 +173,15 @@ def test_no_url_that_a_run_names_is_opened(workplace, key, monkeypatch):
     assert "sig=abc" not in written
 
 
+def test_what_was_fitted_of_a_file_is_a_fact_and_no_warning(workplace):
+    zarr.create_group("group.zarr").create_array("X", data=rows_of())
+    GaussianMixture(2, random_state=0).fit("group.zarr").save("model.zarr")
+    assert emtau("report", "model.zarr", "out.html").exit_code == 0
+    page = page_at("out.html").text
+    assert "Fitted to the array 'X' of group.zarr" in page
+    assert "Worth knowing" not in page
+
+
 def test_a_model_without_a_run_has_no_recorded_data(run):
     result = emtau("report", run / "model.zarr", "out.html", "--recorded-data")
     assert result.exit_code == 1
