@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,9 @@ def run_selection(config: RunConfig, settings: SelectionSettings, *, overwrite: 
         data = {"X": inputs.data, "sample_weight": inputs.weights, "chosen": BY_DEFAULT}
         selection = select(settings, data, checkpoint=checkpoint, observer=observer)
     best = selection.best_estimator_
+    chosen = {name: getattr(best, name) for name in ("n_components", "covariance_type")}
+    model = config.model.model_copy(update=chosen)
+    outputs = replace(outputs, config=config.model_copy(update={"model": model}))
     written = write_outputs(outputs, best, inputs, run=_selection_id(checkpoint))
     result = SelectionResult(selection, written, place)
     text = json.dumps(selection_values(result), indent=2, allow_nan=False)
@@ -174,13 +177,8 @@ def selection_values(result: SelectionResult) -> dict[str, Any]:
         "converged": bool(best.converged_),
         "candidates": list(map(_plain, selection.table_)),
         "finalists": list(map(_plain, selection.finalists_)),
-        "fit": _fit_values(result.run),
+        "fit": result_values(result.run),
     }
-
-
-def _fit_values(run: RunResult) -> dict[str, Any]:
-    """Return the values of the fit to all rows without K, since the config has that of the largest one."""
-    return {name: value for name, value in result_values(run).items() if name != "components"}
 
 
 def _plain(record: CandidateRecord) -> dict[str, Any]:

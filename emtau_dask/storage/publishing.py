@@ -146,10 +146,10 @@ def _check_group_name(path: Path) -> None:
         )
 
 
-def _attributes(path: Path) -> Mapping[str, Any]:
-    """Return the attributes of the zarr group at a path; {} without a readable group."""
+def _attributes(place: str | Path) -> Mapping[str, Any]:
+    """Return the attributes of the zarr group at a path or URL; {} without a readable group."""
     try:
-        group = own_group(path)
+        group = own_group(place)
     except EmtauError:
         return {}
     return {} if group is None else group.attributes
@@ -219,15 +219,20 @@ def check_writable(path: Path) -> None:
         ) from error
 
 
-def mark_as_of(path: Path, run: str | None) -> None:
-    """Store in a zarr group the id of its run, if that is given."""
-    if run is not None:
-        zarr.open_group(str(path), mode="r+", zarr_format=3).attrs["run"] = run
+def mark_as_of(path: Path, run: str | None, run_config: Mapping[str, Any]) -> None:
+    """Store in a zarr group the id of its run, if that has one, and its config."""
+    marks = {"run": run, "run_config": run_config}
+    zarr.open_group(str(path), mode="r+", zarr_format=3).attrs.update(marks)
 
 
 def run_that_wrote(path: Path) -> object:
     """Return the id that `mark_as_of` stored at a path, or None."""
     return _attributes(path).get("run")
+
+
+def config_that_wrote(place: str) -> Any:
+    """Return the config that `mark_as_of` stored at a path or URL, or None."""
+    return _attributes(place).get("run_config")
 
 
 @contextmanager
