@@ -151,9 +151,9 @@ def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
     return ALGORITHMS[settings.name](**parameters)
 
 
-def algorithm_of(settings: AlgorithmSettings) -> Any:
+def algorithm_of(settings: AlgorithmSettings) -> Literal["auto"] | ActivityPolicy:
     """Return the estimator's ``algorithm`` for a run's section `algorithm`."""
-    return AUTO if settings.name == AUTO else policy_of(settings)
+    return "auto" if settings.name == AUTO else policy_of(settings)
 
 
 class DatasetOptions(Section):
