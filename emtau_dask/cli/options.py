@@ -178,7 +178,7 @@ OUTPUT = FitOption(
     ("-o", "--output"),
     "output.directory",
     "FOLDER",
-    "Where the results go; by default runs/NAME, or runs/NAME-selection of emtau select, for data NAME.",
+    "Where the results go; by default runs/NAME, or runs/NAME-best of emtau select, for data NAME.",
     str,
 )
 CHECKPOINT = FitOption(

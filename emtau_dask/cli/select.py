@@ -102,7 +102,7 @@ def config_of_largest(
         for refused, why in REFUSED.items():
             if key == refused or key.startswith(f"{refused}."):
                 raise ConfigError(f"--set {key} cannot be given to emtau select: {why}")
-    given = {OUTPUT: f"runs/{name_of(sources[0])}-selection", **given, COMPONENTS: str(largest)}
+    given = {OUTPUT: f"runs/{name_of(sources[0])}-best", **given, COMPONENTS: str(largest)}
     return checked_config(values_of_data(sources, given, overrides), TITLES)
 
 
