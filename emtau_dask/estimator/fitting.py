@@ -324,7 +324,7 @@ def run_fit(
         counted(settings.requested.n_components, "component"),
         settings.requested.covariance_type,
         type(settings.policy).__name__,
-        counted(executor.threads, "thread") if executor.in_process else "other processes",
+        counted(executor.threads, "thread") if executor.in_process else "dask's workers",
     )
     doubtful = DoubtfulColumns(estimator._names, rows)
     with (
