@@ -166,7 +166,7 @@ class FitSummary:
         """Texts that say whether the fit can be trusted: how it ended, and what it could still gain."""
         return [
             self.ending,
-            f"log-likelihood per row: {self.lower_bound:.9g} nats",
+            f"log-likelihood per row: {self.lower_bound:.9g} (natural logarithm)",
             f"could still gain: {gain_text(self.gap)}",
             *([f"sampling error (p/2N): {self.sampling_text}"] if self.rows else []),
         ]

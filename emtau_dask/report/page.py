@@ -250,7 +250,7 @@ def _trust(subject: Subject, summary: FitSummary) -> dict[str, str]:
     """Return the facts by which a reader judges whether a fit can be trusted."""
     facts = {
         "End": summary.ending if subject.finished else "the run has not ended",
-        "Log-likelihood per row": f"{summary.lower_bound:.9g} nats",
+        "Log-likelihood per row": f"{summary.lower_bound:.9g} (natural logarithm)",
         "Could still gain": gain_text(summary.gap),
     }
     return facts | ({"Sampling error (p/2N)": summary.sampling_text} if summary.rows else {})
