@@ -27,13 +27,7 @@ from emtau_dask.report.content import Subject
 from emtau_dask.report.page import report_page
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import is_pattern, paths_at, place_text
-from emtau_dask.storage.publishing import (
-    check_writable,
-    config_that_wrote,
-    refuse_existing_page,
-    run_that_wrote,
-    write_page,
-)
+from emtau_dask.storage.publishing import attributes_at, check_writable, refuse_existing_page, write_page
 from emtau_dask.storage.stores import object_store
 from emtau_dask.storage.urls import is_url, plain_path
 
@@ -121,9 +115,10 @@ def _subject_at(place: str) -> tuple[Subject, RunConfig | None]:
     in_folder = not is_url(str(folder)) and inner.exists()
     found = str(inner) if in_folder else place
     subject = Subject(GaussianMixture.load(found), _name(place), found)
-    checkpoint = _checkpoint_of(run_that_wrote(inner), folder) if in_folder else None
+    marks = attributes_at(found)
+    checkpoint = _checkpoint_of(marks.get("run"), folder) if in_folder else None
     if checkpoint is None:
-        return _with_config(subject, config_that_wrote(found))
+        return _with_config(subject, marks.get("run_config"))
     of_checkpoint, config = _subject_of_checkpoint(str(checkpoint))
     return replace(of_checkpoint, model=subject.model, name=subject.name, place=found), config
 

@@ -126,8 +126,8 @@ class FitSummary:
         table = component_texts(self)
         chosen = table.on_a_line
         headings = filter(any, zip(*map(_in_two, ("#", *table.headings(chosen))), strict=True))
-        first, *rows = *headings, *table.rows(chosen)
-        aligned = plain_table(f"{table.title}\n", first, rows, " " * COLUMN_SPACE)
+        lines = [*headings, *table.rows(chosen)]
+        aligned = plain_table(f"{table.title}\n", lines[0], lines[1:], " " * COLUMN_SPACE)
         below = (wrap(text, LINE, subsequent_indent="  ") for text in self._below(table, chosen))
         about_fit = [*self.trust_lines, *self._course_lines]
         return "\n".join([aligned, *chain.from_iterable(below), "", *about_fit])

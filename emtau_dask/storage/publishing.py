@@ -146,7 +146,7 @@ def _check_group_name(path: Path) -> None:
         )
 
 
-def _attributes(place: str | Path) -> Mapping[str, Any]:
+def attributes_at(place: str | Path) -> Mapping[str, Any]:
     """Return the attributes of the zarr group at a path or URL; {} without a readable group."""
     try:
         group = own_group(place)
@@ -156,7 +156,7 @@ def _attributes(place: str | Path) -> Mapping[str, Any]:
 
 
 def _is_our_group(path: Path) -> bool:
-    attributes = _attributes(path)
+    attributes = attributes_at(path)
     return "dataset" in attributes or str(attributes.get("format", "")).startswith("emtau-")
 
 
@@ -227,12 +227,7 @@ def mark_as_of(path: Path, run: str | None, run_config: Mapping[str, Any]) -> No
 
 def run_that_wrote(path: Path) -> object:
     """Return the id that `mark_as_of` stored at a path, or None."""
-    return _attributes(path).get("run")
-
-
-def config_that_wrote(place: str) -> Any:
-    """Return the config that `mark_as_of` stored at a path or URL, or None."""
-    return _attributes(place).get("run_config")
+    return attributes_at(path).get("run")
 
 
 @contextmanager
