@@ -585,7 +585,8 @@ class TestTheCommandLine:
         np.testing.assert_allclose(again.probabilities, model.predict_proba(SET))
         np.testing.assert_allclose(again.scores, model.score_samples(SET))
         assert (again.outliers == -1).sum() == 24
-        command("report", "out", "page.html", "--data", name)
+        model.save("saved.zarr")
+        command("report", "saved.zarr", "page.html", "--data", name)
         assert self.VARIABLES[1] in Path("page.html").read_text(encoding="utf-8")
 
     def test_fits_along_a_dimension(self):
