@@ -22,7 +22,7 @@ RUN python3 -m pip --python /opt/emtau/bin/python install --no-deps .
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="emtau_dask" \
-    org.opencontainers.image.description="Gaussian mixtures fitted by EM on data larger than memory" \
+    org.opencontainers.image.description="Fit Gaussian mixtures to files of any size, with scikit-learn's API" \
     org.opencontainers.image.licenses="BSD-3-Clause"
 # A new volume that is mounted at one of these folders takes over its owner.
 RUN useradd --uid 10001 --user-group --create-home emtau \

@@ -1,4 +1,4 @@
-"""Gaussian mixtures fitted by EM with partial E-steps on data larger than memory."""
+"""Fit Gaussian mixtures to files of any size, with scikit-learn's API."""
 
 from __future__ import annotations
 

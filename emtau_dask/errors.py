@@ -19,6 +19,7 @@ from typing import Any
 
 HIDDEN = "…"
 """Replaces removed text."""
+MAX_LISTED = 5
 _QUERY = re.compile(r"\?[\w.~%+\[\]-]+=[^\s\"'<>`]*")
 _BEFORE_AT = re.compile(r"(?<![^\s\"'<>`/@])[^\s\"'<>`/@]+@")
 _USER = re.compile(r"(?<![^:=(])[^:=(]+:(?=[^@])")
@@ -157,6 +158,13 @@ def cause_of(error: BaseException) -> BaseException | None:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as "1 row" or "2,000 rows"; the plural has an s."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Return at most five texts, and the number of the others."""
+    named = [one_line(text) for text in texts]
+    more = f" and {len(named) - MAX_LISTED:,} more" if len(named) > MAX_LISTED else ""
+    return f"{', '.join(named[:MAX_LISTED])}{more}"
 
 
 def plain_table(

@@ -85,13 +85,15 @@ def look() -> None:
 def interruptible() -> Iterator[None]:
     """Let a signal interrupt the block when it calls `look`, at the latest when it ends.
 
-    An error that an interrupt caused, for example in a future of dask, is raised as the interrupt.
+    An error that an interrupt caused, for example in a future of dask, is raised as the interrupt, and so is
+    one after a signal.
     """
     depth, handled = int(_is_main()), sys.exc_info()[1]
     _SIGNALS.depth += depth
     try:
         yield
     except Exception as error:
+        look()  # The signal may have ended a process that the block needs.
         if _is_interrupt(error, handled):
             raise KeyboardInterrupt from error
         raise

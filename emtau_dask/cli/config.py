@@ -151,9 +151,9 @@ def policy_of(settings: AlgorithmSettings) -> ActivityPolicy:
     return ALGORITHMS[settings.name](**parameters)
 
 
-def algorithm_of(settings: AlgorithmSettings) -> Any:
+def algorithm_of(settings: AlgorithmSettings) -> Literal["auto"] | ActivityPolicy:
     """Return the estimator's ``algorithm`` for a run's section `algorithm`."""
-    return AUTO if settings.name == AUTO else policy_of(settings)
+    return "auto" if settings.name == AUTO else policy_of(settings)
 
 
 class DatasetOptions(Section):
@@ -270,7 +270,7 @@ class StopSection(Section):
     """When a fit stops."""
 
     tol: Annotated[float | str, _setting("tol")] = Settings.tol
-    """A fit stops if the log-likelihood per row (nats) changes by less; 0 never stops it. With
+    """A fit stops if the log-likelihood per row changes by less; 0 never stops it. With
     ``statistical`` it stops if what it could still gain is small compared with the sampling error of the
     rows. ``auto`` is ``statistical`` for the algorithm ``auto`` on at least 10 rows for each parameter, else
     1e-5."""
@@ -315,7 +315,8 @@ class ClusterSection(Section):
     """What computes."""
 
     scheduler: Annotated[str, BeforeValidator(_without_secrets), allowed(SCHEDULER)] = "threads"
-    """``threads``, ``processes`` (a dask cluster on this machine), or the address of a dask scheduler."""
+    """``threads``, ``processes`` (workers of a dask cluster on this machine, not dask's pool of processes),
+    or the address of a dask scheduler."""
     workers: Annotated[int | None, optional(integer(1))] = None
     """Threads of the scheduler ``threads``; worker processes of ``processes``. Null: one for each core."""
     threads: Count = 1

@@ -203,13 +203,13 @@ def run_table(described: dict[str, Any]) -> Table:
         "data": f"{described['rows']:,} rows × {config['n_features']} features",
         "start": f"{described['start']} of {described['starts']}",
         "iteration": f"{described['iteration']} of at most {config['max_iter']}",
-        "log-likelihood per row": "-" if bound is None else f"{bound:.9g} nats",
+        "log-likelihood per row": "-" if bound is None else f"{bound:.9g} (natural logarithm)",
         "could still gain": gain_text(described["gap"]),
         "active rows": f"{described['active_rows']:,}",
         "stop reason": described["stop_reason"] or "-",
     }
-    for note in described["damaged"] + described["notes"]:
-        lines[f"note {len(lines)}"] = note
+    for number, note in enumerate(described["damaged"] + described["notes"], 1):
+        lines[f"note {number}"] = note
     return text_table(f"run in {described['location']}", lines)
 
 

@@ -47,6 +47,7 @@ from emtau_dask.cli.terminal import (
 )
 from emtau_dask.cli.verbosity import QUIET, verbosity, watching
 from emtau_dask.errors import ConfigError, counted
+from emtau_dask.settings import DROP, MARGINALISE, RAISE, SPELLINGS
 
 WITHOUT_CHECKPOINT = (
     "interrupted; without a checkpoint nothing of the fit was kept. To be able to resume, fit with "
@@ -304,6 +305,11 @@ def compare(config: Path, overrides: list[str]) -> None:
 @array_option
 @columns_option
 @features_option
+@click.option(
+    "--missing",
+    type=click.Choice([RAISE, DROP, MARGINALISE, *SPELLINGS]),
+    help="What NaN means, as for emtau fit; dropped rows get the label -1. By default as in the fit.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
 @overwrite_option("Replace labels that emtau wrote at OUT.")
 @json_option

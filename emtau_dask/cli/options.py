@@ -111,8 +111,8 @@ def overwrite_option(what: str = "Replace zarr data at OUT.") -> Callable[[Comma
 def run_options(command: Command) -> Command:
     """Add the options that change a config; the command gets all of them as ``overrides``."""
     override = "Override a key, as in model.n_init=3."
-    scheduler = "threads, processes (a local dask cluster), tcp://HOST:PORT or tls://HOST:PORT."
-    workers = "Threads, or processes of a local cluster; by default one for each core."
+    scheduler = "threads, processes (workers of a local dask cluster), tcp://HOST:PORT or tls://HOST:PORT."
+    workers = "Threads, or worker processes of a local cluster; by default one for each core."
 
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=override)
     @click.option("--scheduler", help=scheduler)
@@ -174,6 +174,13 @@ class FitOption:
 
 
 COMPONENTS = FitOption(("-k", "--components"), "model.n_components", "K", "Components of the mixture.")
+OUTPUT = FitOption(
+    ("-o", "--output"),
+    "output.directory",
+    "FOLDER",
+    "Where the results go; by default runs/NAME, or runs/NAME-best of emtau select, for data NAME.",
+    str,
+)
 CHECKPOINT = FitOption(
     ("--checkpoint",),
     "checkpoint.path",
@@ -228,13 +235,7 @@ OPTIONS = (
         str,
     ),
     FitOption(("--seed",), "model.random_state", "N", "Of all that is random; 0 by default."),
-    FitOption(
-        ("-o", "--output"),
-        "output.directory",
-        "FOLDER",
-        "Where the results go; by default runs/ and the name of the data.",
-        str,
-    ),
+    OUTPUT,
     CHECKPOINT,
 )
 

@@ -16,6 +16,7 @@ from emtau_dask.cli.config import RESULTS, RunConfig
 from emtau_dask.cli.inputs import Inputs
 from emtau_dask.cli.predict import LabelOptions, write_labels
 from emtau_dask.cli.report import report_of_fit
+from emtau_dask.cli.resuming import portable
 from emtau_dask.cli.row_outputs import check_cube_name, form_at, form_of_cube
 from emtau_dask.cli.verbosity import watching
 from emtau_dask.cli.yaml import ENDINGS, to_yaml
@@ -103,7 +104,7 @@ def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, r
         if name == "model":
             with replacing(place, overwrite=overwrite) as private:
                 model.save(str(private))
-                mark_as_of(private, run)
+                mark_as_of(private, run, portable(config))
             continue
         with watching() as observer:
             if name == "labels":

@@ -58,6 +58,7 @@ class LabelOptions:
 
     With ``outliers``, this share of the rows is labelled as outliers: the least probable ones. With
     ``overwrite`` a result that emtau wrote is replaced. Tables ``keep`` these columns of the input.
+    ``missing`` is what NaN means, by default as in the fit.
     """
 
     probabilities: bool = False
@@ -65,6 +66,7 @@ class LabelOptions:
     overwrite: bool = False
     outliers: float | None = None
     keep: tuple[str, ...] = ()
+    missing: str | None = None
 
     def results(self, n_components: int) -> tuple[RowResult, ...]:
         """Return the results to write for a mixture of ``n_components`` components."""
@@ -100,6 +102,8 @@ def run_predict(
     form.refuse_existing(out, options.overwrite, inputs=[model, *paths_at(data)])
     check_writable(out)
     fitted = _model_in(model)
+    if options.missing is not None:
+        fitted.set_params(missing=options.missing)
     names = getattr(fitted, "feature_names_in_", None)
     if columns is None:
         columns = columns_of_fit(data, names)

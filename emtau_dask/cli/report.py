@@ -27,7 +27,7 @@ from emtau_dask.report.content import Subject
 from emtau_dask.report.page import report_page
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import is_pattern, paths_at, place_text
-from emtau_dask.storage.publishing import check_writable, refuse_existing_page, run_that_wrote, write_page
+from emtau_dask.storage.publishing import attributes_at, check_writable, refuse_existing_page, write_page
 from emtau_dask.storage.stores import object_store
 from emtau_dask.storage.urls import is_url, plain_path
 
@@ -110,23 +110,21 @@ def _subject_at(place: str) -> tuple[Subject, RunConfig | None]:
     """Return the subject of a report without data, and the config of its run if known."""
     if holds_run(object_store(place)):
         return _subject_of_checkpoint(place)
-    local = plain_path(place)
-    inner = Path(local, MODEL)
-    if is_url(local) or not inner.exists():
-        model = GaussianMixture.load(place)
-        return Subject(model, _name(place), place), None
-    model = GaussianMixture.load(str(inner))
-    subject = Subject(model, _name(place), str(inner))
-    checkpoint = _checkpoint_of(run_that_wrote(inner), Path(local))
+    folder = Path(plain_path(place))
+    inner = folder / MODEL
+    in_folder = not is_url(str(folder)) and inner.exists()
+    found = str(inner) if in_folder else place
+    subject = Subject(GaussianMixture.load(found), _name(place), found)
+    marks = attributes_at(found)
+    checkpoint = _checkpoint_of(marks.get("run"), folder) if in_folder else None
     if checkpoint is None:
-        return subject, None
+        return _with_config(subject, marks.get("run_config"))
     of_checkpoint, config = _subject_of_checkpoint(str(checkpoint))
-    return replace(of_checkpoint, model=model, name=subject.name, place=subject.place), config
+    return replace(of_checkpoint, model=subject.model, name=subject.name, place=found), config
 
 
 def _subject_of_checkpoint(place: str) -> tuple[Subject, RunConfig | None]:
     saved = open_saved(place)
-    content = saved.manifest.run_config
     subject = Subject(
         mixture_in(GaussianMixture, place),
         _name(place),
@@ -137,9 +135,14 @@ def _subject_of_checkpoint(place: str) -> tuple[Subject, RunConfig | None]:
         notes=tuple(saved.passed_over),
         run=saved.manifest.run,
     )
+    return _with_config(subject, saved.manifest.run_config)
+
+
+def _with_config(subject: Subject, content: Any) -> tuple[Subject, RunConfig | None]:
+    """Return the subject with its data and its command, and its config, if that was stored."""
     if content is None:
         return subject, None
-    config = resumed_config(content, place, ())
+    config = resumed_config(content, subject.place, ())
     where = place_text(paths_at(config.place))
     return replace(subject, data=where, config=_repeatable_config(content), command=REPEAT_COMMAND), config
 
@@ -181,8 +184,8 @@ def _config_with_local_data(place: str, config: RunConfig | None) -> RunConfig:
     """Return the config of a run if its data are local and exist; raises `EmtauError` for any other."""
     if config is None:
         raise InvalidDataError(
-            f"{place} does not name its data: only a checkpoint of emtau fit does (--checkpoint). Give them: "
-            "--data DATA"
+            f"{place} does not name its data: only models and checkpoints of emtau fit do. Give them: --data "
+            "DATA"
         )
     if urls := [f"{key} = {place_text(value)}" for key, value in config.data.urls]:
         raise ConfigError(

@@ -7,14 +7,14 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from emtau_dask.cli.cluster import computing
 from emtau_dask.cli.config import RunConfig, checked_config, estimator_of
 from emtau_dask.cli.fit import inputs_within_memory
-from emtau_dask.cli.options import COMPONENTS, TITLES, FitOption, values_of_data
+from emtau_dask.cli.options import COMPONENTS, OUTPUT, TITLES, FitOption, name_of, values_of_data
 from emtau_dask.cli.outputs import (
     SELECTION,
     RunResult,
@@ -102,7 +102,8 @@ def config_of_largest(
         for refused, why in REFUSED.items():
             if key == refused or key.startswith(f"{refused}."):
                 raise ConfigError(f"--set {key} cannot be given to emtau select: {why}")
-    return checked_config(values_of_data(sources, {**given, COMPONENTS: str(largest)}, overrides), TITLES)
+    given = {OUTPUT: f"runs/{name_of(sources[0])}-best", **given, COMPONENTS: str(largest)}
+    return checked_config(values_of_data(sources, given, overrides), TITLES)
 
 
 def settings_of(
@@ -134,6 +135,9 @@ def run_selection(config: RunConfig, settings: SelectionSettings, *, overwrite: 
         data = {"X": inputs.data, "sample_weight": inputs.weights, "chosen": BY_DEFAULT}
         selection = select(settings, data, checkpoint=checkpoint, observer=observer)
     best = selection.best_estimator_
+    chosen = {name: getattr(best, name) for name in ("n_components", "covariance_type")}
+    model = config.model.model_copy(update=chosen)
+    outputs = replace(outputs, config=config.model_copy(update={"model": model}))
     written = write_outputs(outputs, best, inputs, run=_selection_id(checkpoint))
     result = SelectionResult(selection, written, place)
     text = json.dumps(selection_values(result), indent=2, allow_nan=False)
@@ -173,13 +177,8 @@ def selection_values(result: SelectionResult) -> dict[str, Any]:
         "converged": bool(best.converged_),
         "candidates": list(map(_plain, selection.table_)),
         "finalists": list(map(_plain, selection.finalists_)),
-        "fit": _fit_values(result.run),
+        "fit": result_values(result.run),
     }
-
-
-def _fit_values(run: RunResult) -> dict[str, Any]:
-    """Return the values of the fit to all rows without K, since the config has that of the largest one."""
-    return {name: value for name, value in result_values(run).items() if name != "components"}
 
 
 def _plain(record: CandidateRecord) -> dict[str, Any]:

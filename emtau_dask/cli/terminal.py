@@ -262,10 +262,10 @@ def _print_tables(result: RunResult, warned: Container[str]) -> None:
     """Print the summary, with the notes that were not printed as warnings, the data and the places."""
     from emtau_dask.cli.console import console_on
     from emtau_dask.cli.inputs import data_text
+    from emtau_dask.estimator.fitting import FITTED_TO
 
     console, summary = console_on(sys.stdout), result.model.summary()
-    said_below = f"fitted to {getattr(result.inputs.rows, 'chosen', '')}"
-    notes = tuple(note for note in summary.notes if note not in warned and note != said_below)
+    notes = tuple(note for note in summary.notes if note not in warned and not note.startswith(FITTED_TO))
     console.print(str(replace(summary, notes=notes)))
     console.print(f"data: {data_text(result.outputs.config, result.inputs)}")
     for what, path in result.outputs.places.items():

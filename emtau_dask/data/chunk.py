@@ -47,7 +47,7 @@ convert a Python float to float32 (infinity) to compare it with float32 values."
 SEARCHED_VALUES = 2**15
 """Number of values that are searched for NaN at a time, so that they stay in the processor's cache."""
 INCOMPLETE = (
-    ' Rows with NaN are left out by missing="drop" (emtau fit: --missing drop), such as the land in a cube; '
+    ' Rows with NaN are left out by missing="drop" (emtau: --missing drop), such as the land in a cube; '
     'missing="marginalise" (--missing marginalise) integrates over single missing values.'
 )
 """What can be done about NaN."""

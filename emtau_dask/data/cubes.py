@@ -89,8 +89,8 @@ class Cube:
         dims = (*self.dims, inner)[: len(self.dims) + values.ndim - 1]
         if values.ndim > 1 and inner in self.dims:
             raise InvalidDataError(
-                f"X has a dimension {inner!r}, as the result would have for the components. Rename it, for "
-                f"example with X.rename({inner}='of_x')."
+                f"X has a dimension {inner!r}, as the result would have beside those of the rows. Rename it, "
+                f"for example with X.rename({inner}='of_x')."
             )
         encoding = {}
         if may_lack and values.dtype.kind == "i":

@@ -11,6 +11,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.constraints import integer, number
+from emtau_dask.data.cubes import is_labelled
 from emtau_dask.em.history import FitHistory
 from emtau_dask.em.predict import RESPONSIBILITIES, conditional_means, imputation
 from emtau_dask.errors import InvalidDataError, UnusableRowError, counted, short
@@ -119,7 +120,8 @@ class ConditionedMixture(FittedMixture):
         Returns
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples, n_rest), float64
-            The features that are not given, in their order.
+            The features that are not given, in their order. For xarray data a DataArray, with their names
+            along its last dimension, "feature".
 
         Raises
         ------
@@ -138,9 +140,12 @@ class ConditionedMixture(FittedMixture):
         conditioning = self._conditioning(features)
         marginal = self._of_features(conditioning.marginal, conditioning.given)
         called = "conditional_mean", "feature"
-        return marginal._labelled_scores(
+        found = marginal._labelled_scores(
             X, conditional_means(conditioning), FeatureChoice(columns), called, missing=RAISE
         )
+        if is_labelled(found):
+            found = found.assign_coords(feature=self.feature_names_in_[conditioning.rest])
+        return found
 
     def impute(self, X: Any, *, columns: Any = None) -> Any:
         """Return rows with expected values in place of missing ones, which are NaN.

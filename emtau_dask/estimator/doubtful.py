@@ -1,4 +1,4 @@
-"""Warnings of columns that are hardly features: constant ones, and those that look like an id."""
+"""Warnings of columns that are hardly features: constant ones, ids, and those that say what others say."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emtau_dask.errors import one_line, warn_user
+from emtau_dask.errors import listed, warn_user
 from emtau_dask.mixture.linalg import Floats, Ints
 
 LEAST_ROWS = 100
 """Minimum rows of a sample that says anything."""
 FIRST_ROWS = 256
 """Rows that are compared first: in most columns of whole numbers some of these are equal."""
-MOST_NAMED = 5
+COLLINEAR = 0.999
+MOST_COMPARED = 1024
+"""Maximum features whose correlations are computed: the first ones."""
 
 
 @dataclass
@@ -51,18 +53,37 @@ class DoubtfulColumns:
                 f"{found} whole numbers that all differ, or never fall from row to row, {seen}, like an id "
                 "or a counter. A mixture takes them for measurements: leave out what is none."
             )
+        pairs = [pair for pair in collinear(rows[:, :MOST_COMPARED]) if not constant[pair].any()]
+        if pairs:
+            found = listed(" and ".join(map(self._name, pair)) for pair in pairs)
+            self._warn(
+                f"{self._kind}s {found} are collinear {seen}: the magnitude of their correlation is above "
+                f"{COLLINEAR}. They say the same twice: leave out one of each pair."
+            )
+
+    @property
+    def _kind(self) -> str:
+        return "feature" if self.names is None else "column"
+
+    def _name(self, column: int) -> str:
+        return f"{column}" if self.names is None else repr(self.names[column])
 
     def _named(self, columns: Iterable[int], verb: str, plural: str) -> str:
         """Return the columns, at most five of them by name, and the verb."""
-        names = [f"{j}" if self.names is None else repr(one_line(self.names[j])) for j in columns]
-        more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
-        kind = "feature" if self.names is None else "column"
+        names = [self._name(j) for j in columns]
         ending, verb = ("s", plural) if len(names) > 1 else ("", verb)
-        return f"{kind}{ending} {', '.join(names[:MOST_NAMED])}{more} {verb}"
+        return f"{self._kind}{ending} {listed(names)} {verb}"
 
     def _warn(self, text: str) -> None:
         self.notes.append(text)
         warn_user(text)
+
+
+def collinear(rows: Floats) -> list[list[int]]:
+    """Return the columns of (m, d) that are collinear with an earlier one, each after the first of these."""
+    with np.errstate(all="ignore"):
+        found = np.triu(np.abs(np.corrcoef(rows, rowvar=False)) > COLLINEAR, 1)
+    return [[int(found[:, j].argmax()), int(j)] for j in np.flatnonzero(found.any(axis=0))]
 
 
 def looks_like_id(values: Floats, numbers: Ints) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emtau_dask.em.predict import RESPONSIBILITIES
-from emtau_dask.errors import counted, one_line
+from emtau_dask.errors import counted, listed
 from emtau_dask.kernels.dispatch import scoring_kernels
 from emtau_dask.mixture.linalg import Floats
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -27,7 +27,6 @@ MAX_VALUES, MAX_PAIRS = 2**27, 64
 FLOOR_RATIO = 1.5
 """Minimum ratio of a variance to ``reg_covar``; a smaller variance mostly consists of ``reg_covar``."""
 ROWS_PER_FEATURE = 2
-MAX_NAMED = 5
 
 
 def share_between_components(weights: Floats, means: Floats, variances: Floats) -> Floats:
@@ -140,7 +139,7 @@ def remarks_on(
     variances = parameters.structure.variances(parameters.covariances, k, d)
     at_floor = variances < FLOOR_RATIO * reg_covar
     constant = [
-        f"{i} ({_listed(name for name, flat in zip(names, at_floor[i], strict=True) if flat)})"
+        f"{i} ({listed(name for name, flat in zip(names, at_floor[i], strict=True) if flat)})"
         for i in np.flatnonzero(at_floor.any(axis=1))
     ]
     if constant:
@@ -150,17 +149,10 @@ def remarks_on(
         )
     if pairs := [f"{i} and {j} (overlap {overlap:.0%})" for i, j, overlap in nearly_equal(parameters)]:
         remarks.append(
-            f"nearly equal: components {_listed(pairs)}. Fewer components may describe the rows as well."
+            f"nearly equal: components {listed(pairs)}. Fewer components may describe the rows as well."
         )
     return tuple(remarks)
 
 
 def _components(named: Sequence[str]) -> str:
-    return f"component{'s' if len(named) > 1 else ''} {_listed(named)}"
-
-
-def _listed(texts: Iterable[str]) -> str:
-    """Return at most five texts, and the number of the others."""
-    named = [one_line(text) for text in texts]
-    more = f" and {len(named) - MAX_NAMED:,} more" if len(named) > MAX_NAMED else ""
-    return f"{', '.join(named[:MAX_NAMED])}{more}"
+    return f"component{'s' if len(named) > 1 else ''} {listed(named)}"

@@ -72,6 +72,8 @@ from emtau_dask.storage.commits import check_startable, open_log, start_log
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.stores import object_store, warn_unless_exclusive
 
+FITTED_TO = "fitted to "
+"""Beginning of the note on what was fitted of a file that holds more."""
 J = TypeVar("J", bound=StateStore)
 LOG = logging.getLogger(__name__)
 
@@ -322,7 +324,7 @@ def run_fit(
         counted(settings.requested.n_components, "component"),
         settings.requested.covariance_type,
         type(settings.policy).__name__,
-        counted(executor.threads, "thread") if executor.in_process else "other processes",
+        counted(executor.threads, "thread") if executor.in_process else "dask's workers",
     )
     doubtful = DoubtfulColumns(estimator._names, rows)
     with (
@@ -348,7 +350,7 @@ def _new_state_store(
     rows, requested = sources.rows, settings.requested
     fields = row_fields(rows, requested.n_components, settings.policy, requested.max_iter)
     chosen = rows.chosen if isinstance(rows, RangeSource) else ""
-    new = FitState(notes=(f"fitted to {chosen}",) if chosen else ())
+    new = FitState(notes=(f"{FITTED_TO}{chosen}",) if chosen else ())
     if estimator.checkpoint is None:
         with temporary_state_store(fields, len(rows.chunk_rows)) as temporary:
             temporary.save(verified_access(executor, temporary.objects, sources, new), commit=False)

@@ -17,7 +17,7 @@ from dask.utils import format_bytes
 from numpy.typing import NDArray
 
 from emtau_dask.em.settings import tolerances
-from emtau_dask.errors import counted, html_table, one_line, shown
+from emtau_dask.errors import counted, html_table, one_line, plain_table, shown
 from emtau_dask.estimator.findings import (
     CERTAIN,
     expected_certainty,
@@ -126,12 +126,11 @@ class FitSummary:
         table = component_texts(self)
         chosen = table.on_a_line
         headings = filter(any, zip(*map(_in_two, ("#", *table.headings(chosen))), strict=True))
-        rows = [*headings, *table.rows(chosen)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [(" " * COLUMN_SPACE).join(map(str.rjust, row, widths)).rstrip() for row in rows]
+        lines = [*headings, *table.rows(chosen)]
+        aligned = plain_table(f"{table.title}\n", lines[0], lines[1:], " " * COLUMN_SPACE)
         below = (wrap(text, LINE, subsequent_indent="  ") for text in self._below(table, chosen))
         about_fit = [*self.trust_lines, *self._course_lines]
-        return "\n".join([table.title, "", *lines, *chain.from_iterable(below), "", *about_fit])
+        return "\n".join([aligned, *chain.from_iterable(below), "", *about_fit])
 
     __repr__ = __str__
 
@@ -167,7 +166,7 @@ class FitSummary:
         """Texts that say whether the fit can be trusted: how it ended, and what it could still gain."""
         return [
             self.ending,
-            f"log-likelihood per row: {self.lower_bound:.9g} nats",
+            f"log-likelihood per row: {self.lower_bound:.9g} (natural logarithm)",
             f"could still gain: {gain_text(self.gap)}",
             *([f"sampling error (p/2N): {self.sampling_text}"] if self.rows else []),
         ]

@@ -144,7 +144,7 @@ def _translated(error: Exception) -> str | None:
     if kind.__name__ in ("NoValidWorkerError", "NoWorkerError"):
         return f"{text}. Start a worker that tasks may run on, with the resources that annotations ask for."
     if isinstance(error, BrokenExecutor):
-        return f"a worker process died ({text}). Mostly it is for lack of memory: use smaller chunks."
+        return f"a process of dask's pool died ({text}). Mostly it is for lack of memory: use smaller chunks."
     if _is_about_pickling(error):
         return unsendable("what tasks need", error)
     is_cluster_error = kind.__module__.partition(".")[0] in CLUSTER_PACKAGES or _is_raised_by_the_cluster(

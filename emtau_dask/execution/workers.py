@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import cloudpickle
+import dask
 import dask.array as da
 import zarr
 
@@ -329,7 +330,8 @@ def resident(client: Any, source: S) -> Iterator[S]:
     if client is None:
         yield cast("S", GraphSource(array, computed=False))
         return
-    with cluster_errors():
+    # dask warns of large graphs because mostly they are sent again and again.
+    with cluster_errors(), dask.config.set({"distributed.admin.large-graph-warning-threshold": sys.maxsize}):
         kept = array.persist()
     try:
         yield cast("S", GraphSource(kept, computed=False))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from emtau_dask.estimator.findings import certain_shares
+from emtau_dask.estimator.fitting import FITTED_TO
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
 from emtau_dask.estimator.summary import FitSummary, component_texts
@@ -158,7 +159,8 @@ def state(subject: Subject) -> str:
 
 def warnings_of(subject: Subject) -> list[str]:
     """Return warnings on the fit as a whole for the reader; empty if there are none."""
-    return list(dict.fromkeys([*_of_the_end(subject), *subject.notes, *subject.model.history_.notes]))
+    notes = [note for note in subject.model.history_.notes if not note.startswith(FITTED_TO)]
+    return list(dict.fromkeys([*_of_the_end(subject), *subject.notes, *notes]))
 
 
 def _of_the_end(subject: Subject) -> list[str]:

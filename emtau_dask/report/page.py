@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from emtau_dask.errors import shown
 from emtau_dask.estimator.findings import CERTAIN
+from emtau_dask.estimator.fitting import FITTED_TO
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.summary import FitSummary, gain_text
 from emtau_dask.plot.components import ComponentsDisplay
@@ -223,8 +224,10 @@ def _lead(summary: FitSummary, d: int) -> str:
 
 
 def _facts(subject: Subject, summary: FitSummary) -> dict[str, str]:
+    chosen = [note.removeprefix(FITTED_TO) for note in summary.notes if note.startswith(FITTED_TO)]
     facts = {
         "Data": "not recorded" if subject.data is None else subject.data,
+        **({"Fitted to": chosen[0]} if chosen else {}),
         "Covariance": f"{summary.covariance_type}; {summary.n_parameters:,} free parameters",
         "Read from": subject.place,
     }
@@ -247,7 +250,7 @@ def _trust(subject: Subject, summary: FitSummary) -> dict[str, str]:
     """Return the facts by which a reader judges whether a fit can be trusted."""
     facts = {
         "End": summary.ending if subject.finished else "the run has not ended",
-        "Log-likelihood per row": f"{summary.lower_bound:.9g} nats",
+        "Log-likelihood per row": f"{summary.lower_bound:.9g} (natural logarithm)",
         "Could still gain": gain_text(summary.gap),
     }
     return facts | ({"Sampling error (p/2N)": summary.sampling_text} if summary.rows else {})

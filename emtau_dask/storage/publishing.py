@@ -146,17 +146,17 @@ def _check_group_name(path: Path) -> None:
         )
 
 
-def _attributes(path: Path) -> Mapping[str, Any]:
-    """Return the attributes of the zarr group at a path; {} without a readable group."""
+def attributes_at(place: str | Path) -> Mapping[str, Any]:
+    """Return the attributes of the zarr group at a path or URL; {} without a readable group."""
     try:
-        group = own_group(path)
+        group = own_group(place)
     except EmtauError:
         return {}
     return {} if group is None else group.attributes
 
 
 def _is_our_group(path: Path) -> bool:
-    attributes = _attributes(path)
+    attributes = attributes_at(path)
     return "dataset" in attributes or str(attributes.get("format", "")).startswith("emtau-")
 
 
@@ -219,15 +219,15 @@ def check_writable(path: Path) -> None:
         ) from error
 
 
-def mark_as_of(path: Path, run: str | None) -> None:
-    """Store in a zarr group the id of its run, if that is given."""
-    if run is not None:
-        zarr.open_group(str(path), mode="r+", zarr_format=3).attrs["run"] = run
+def mark_as_of(path: Path, run: str | None, run_config: Mapping[str, Any]) -> None:
+    """Store in a zarr group the id of its run, if that has one, and its config."""
+    marks = {"run": run, "run_config": run_config}
+    zarr.open_group(str(path), mode="r+", zarr_format=3).attrs.update(marks)
 
 
 def run_that_wrote(path: Path) -> object:
     """Return the id that `mark_as_of` stored at a path, or None."""
-    return _attributes(path).get("run")
+    return attributes_at(path).get("run")
 
 
 @contextmanager

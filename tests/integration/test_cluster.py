@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import threading
+import warnings
 from collections import Counter
 
 import dask
@@ -89,6 +90,12 @@ class TestBits:
             expected = fit(ROWS, sample_weight=WEIGHTS)
         assert_same_bits(fit(ROWS, sample_weight=WEIGHTS), expected)
         until(lambda: not tasks_of(client), "the release of all tasks")
+
+    def test_arrays_in_memory_are_sent_without_a_warning(self, client):
+        limit = {"distributed.admin.large-graph-warning-threshold": 2**18}
+        with dask.config.set(limit), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Sending large graph")
+            fit(np.tile(ROWS, (100, 1)), max_iter=1)
 
     def test_a_resumed_fits_are_those_of_one_that_was_not_interrupted(
         self, client, stored, threaded, tmp_path

@@ -337,6 +337,15 @@ class TestPredictions:
             found.values.reshape(-1, D), model.impute(lacking.values.reshape(-1, D)), rtol=1e-9
         )
 
+    @pytest.mark.parametrize("data", [CUBE.sel(band=NAMES[:1]).chunk(CHUNKS), SET], ids=["array", "set"])
+    def test_expected_features_have_their_names(self, data, fitted):
+        found = fitted.conditional_mean(data, NAMES[:1])
+        assert found.dims == ("time", "lat", "lon", "feature")
+        assert found.feature.values.tolist() == NAMES[1:]
+        xr.testing.assert_identical(found.lat.variable, CUBE.lat.variable)
+        expected = fitted.conditional_mean(ROWS[:, :1], [0])
+        np.testing.assert_allclose(found.values.reshape(-1, D - 1), expected, rtol=1e-9)
+
     def test_find_the_features_of_the_fit_by_their_names(self, fitted):
         expected = fitted.predict(CUBE, features="band")
         xr.testing.assert_equal(fitted.predict(CUBE), expected)
@@ -576,7 +585,8 @@ class TestTheCommandLine:
         np.testing.assert_allclose(again.probabilities, model.predict_proba(SET))
         np.testing.assert_allclose(again.scores, model.score_samples(SET))
         assert (again.outliers == -1).sum() == 24
-        command("report", "out", "page.html", "--data", name)
+        model.save("saved.zarr")
+        command("report", "saved.zarr", "page.html", "--data", name)
         assert self.VARIABLES[1] in Path("page.html").read_text(encoding="utf-8")
 
     def test_fits_along_a_dimension(self):

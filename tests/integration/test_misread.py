@@ -703,7 +703,7 @@ class TestWhatIsFittedIsSaid:
             emtau("inspect", "run.zarr").stdout.replace("|", " ").split()
         )
         assert emtau("report", "out", "report.html").exit_code == 0
-        assert f"fitted to {chosen}" in html.unescape(Path("report.html").read_text())
+        assert f"Fitted to</dt><dd>{chosen}" in html.unescape(Path("report.html").read_text())
 
     def test_of_an_array_nothing_was_chosen(self):
         zarr.save("rows.zarr", ROWS)
@@ -754,6 +754,14 @@ class TestColumnsThatAreHardlyFeatures:
             True,
             2,
         ]
+
+    def test_copies_of_others_and_their_multiples_are_named_in_pairs(self):
+        noise = np.random.default_rng(0).normal(size=self.N)
+        copies = {"again": ROWS[:, 0], "scaled": 3 - 2 * ROWS[:, 0] + 1e-3 * noise, "same": 0.1, "too": 0.1}
+        said = self.fitted(self.FEATURES.assign(**copies, like_y=ROWS[:, 1] + 0.3 * noise))[1]
+        assert "columns 'same', 'too' are constant" in said[0]
+        assert "columns 'x' and 'again', 'x' and 'scaled' are collinear in all" in said[1]
+        assert len(said) == 2
 
     def test_the_command_line_names_them_too(self):
         self.FEATURES.assign(trip_id=np.arange(self.N)).to_parquet("trips.parquet")

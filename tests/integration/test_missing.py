@@ -242,7 +242,7 @@ class TestFit:
         assert found.means_.tobytes() == stepwise().means_.tobytes()
 
     def test_the_error_of_a_missing_value_names_the_settings_that_allow_it(self):
-        settings = r'missing="drop" \(emtau fit: --missing drop\).*missing="marginalise" \(--missing'
+        settings = r'missing="drop" \(emtau: --missing drop\).*missing="marginalise" \(--missing'
         for bad, named in ((np.nan, True), (np.inf, False)):
             with pytest.raises(InvalidDataError) as caught:
                 GaussianMixture(1).fit(np.array([[1.0, 2.0], [3.0, bad], [4.0, 1.0]]))
@@ -393,6 +393,15 @@ class TestCommandLine:
         assert np.array_equal(labels, expected.predict(ROWS))
         assert emtau("fit", "saved.yaml", "--overwrite").exit_code == 0
         assert np.array_equal(GaussianMixture.load("out/model.zarr").means_, expected.means_)
+
+    @pytest.mark.parametrize("missing", ["drop", "marginalize"])
+    def test_rows_are_labelled_as_it_is_told(self, missing, stored):
+        fitted = mixture(missing="raise", tol=1e-3).fit(WHOLE)
+        fitted.save("model.zarr")
+        ended = emtau("predict", "model.zarr", stored, "out.zarr", "--missing", missing)
+        assert ended.exit_code == 0, ended.output
+        labels = zarr.open_group("out.zarr", mode="r")["labels"][:]
+        assert np.array_equal(labels, fitted.set_params(missing=missing).predict(ROWS))
 
     def test_its_report_is_written(self, stored):
         ended = emtau("fit", stored, *self.OPTIONS, "--algorithm", "em", "--set", "output.report=report.html")

@@ -123,7 +123,7 @@ def test_the_summary_is_read_in_a_terminal(k, features, covariance_type):
     assert max(map(len, text.splitlines())) <= 80
     assert len(text.splitlines()) <= 60
     heaviest = f"{max(mixture.weights_):.4f}"
-    for part in (f"{k} components", covariance_type, "400 rows", "nats", "passes", heaviest):
+    for part in (f"{k} components", covariance_type, "400 rows", "natural logarithm", "passes", heaviest):
         assert part in text
     assert repr(mixture.summary()) == text
 
@@ -141,7 +141,7 @@ def test_the_summary_says_first_what_was_found_then_whether_to_trust_it_then_how
     for whole in (text, shown):
         places = [whole.index(part) for part in parts]
         assert places == sorted(places)
-    assert text.count("nats") == 1
+    assert text.count("natural logarithm") == 1
     counted = [round(component.rows) for component in fitted.summary().components]
     assert counted == [round(300 * weight) for weight in fitted.weights_]
     parameters = 3 * (2 + 3) + 2

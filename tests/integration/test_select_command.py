@@ -54,8 +54,8 @@ def test_it_finds_what_python_finds(place):
         for name in theirs.keys() - {"seconds"}:
             value = getattr(ours, name)
             assert theirs[name] == (pytest.approx(value, rel=1e-10) if isinstance(value, float) else value)
-    assert values["fit"]["model"] == "runs/m/model.zarr"
-    assert sorted(path.name for path in (place / "runs" / "m").iterdir()) == [
+    assert values["fit"]["model"] == "runs/m-best/model.zarr"
+    assert sorted(path.name for path in (place / "runs" / "m-best").iterdir()) == [
         "labels.zarr",
         "model.zarr",
         "selection",
@@ -208,7 +208,7 @@ def test_no_other_texts_are_numbers(text):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [((), "done is in runs/m."), (("-o", "out"), "done is in out.")]
+    ("options", "said"), [((), "done is in runs/m-best."), (("-o", "out"), "done is in out.")]
 )
 def test_an_interrupt_says_how_it_goes_on(options, said, monkeypatch):
     def interrupted(*_):

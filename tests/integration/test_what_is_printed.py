@@ -132,13 +132,14 @@ def test_select_says_which_number_is_fitted_and_what_comes_next(place):
             f"K = {K} (full), candidate {number} of 3: log-likelihood per row -"
         )
     assert lines[3].startswith("K = 3 (full), all rows: ")
-    assert run.stdout.splitlines()[-1] == "next: emtau inspect runs/m, or emtau predict runs/m DATA OUT.zarr"
-    values = json.loads(emtau("inspect", "runs/m", "--json").stdout)
+    *_, last = run.stdout.splitlines()
+    assert last == "next: emtau inspect runs/m-best, or emtau predict runs/m-best DATA OUT.zarr"
+    values = json.loads(emtau("inspect", "runs/m-best", "--json").stdout)
     assert values["n_components"] == 3
     assert [each["n_components"] for each in values["selection"]["candidates"]] == [2, 3, 4]
-    assert "candidates of the selection in runs/m" in emtau("inspect", "runs/m").stdout
-    (place / "runs" / "m" / "selection.json").write_text("[]")
-    refused = emtau("inspect", "runs/m")
+    assert "candidates of the selection in runs/m-best" in emtau("inspect", "runs/m-best").stdout
+    (place / "runs" / "m-best" / "selection.json").write_text("[]")
+    refused = emtau("inspect", "runs/m-best")
     assert refused.exit_code == 1
     assert "is not the table of a selection" in refused.stderr
 

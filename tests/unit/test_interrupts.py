@@ -4,7 +4,7 @@ from concurrent.futures import InvalidStateError
 
 import pytest
 
-from emtau_dask.interrupts import interruptible
+from emtau_dask.interrupts import handler_of_signals, interruptible
 
 
 def _interrupted():
@@ -19,6 +19,18 @@ def test_an_error_that_an_interrupt_brought_about_is_raised_as_the_interrupt():
     with pytest.raises(KeyboardInterrupt) as raised:
         _interrupted()
     assert isinstance(raised.value.__cause__, InvalidStateError)
+
+
+def _failing_after_a_signal():
+    handler = handler_of_signals()
+    with interruptible():
+        handler()
+        raise RuntimeError("of a process that got the signal, too")
+
+
+def test_an_error_after_a_signal_is_raised_as_the_interrupt():
+    with pytest.raises(KeyboardInterrupt):
+        _failing_after_a_signal()
 
 
 def test_any_other_error_stays_what_it_is():
