@@ -68,8 +68,8 @@ def test_a_step_keeps_its_digits_where_products_lose_them():
     """A component that shrinks to 1e-6 of its extent, at 1,000 from the origin of all."""
     rng = np.random.default_rng(0)
     rows = np.concatenate([rng.normal(size=(300, 2)), 1e3 + 1e-6 * rng.normal(size=(300, 2))])
-    wide, means = np.stack([np.eye(2)] * 2), np.array([[0.0, 0.0], [1e3, 1e3]])
-    start = MixtureParameters("full", np.array([0.5, 0.5]), means, wide, wide)
+    wide, means = np.stack([2500.0 * np.eye(2)] * 2), np.array([[0.0, 0.0], [1e3, 1e3]])
+    start = MixtureParameters("full", np.array([0.5, 0.5]), means, wide, wide / 50.0**3)
     problem, sample = problem_of(rows, 2)
     after, _ = em_step(problem, sample, start, 0.0)
     wanted, _ = naive_step(rows, sample.weights, theta_of(start), "full")
