@@ -506,5 +506,11 @@ def test_sources(main_of, monkeypatch, capsys):
     assert "failed" not in " ".join(lines)
 
 
+def test_small_fits(main_of):
+    found = main_of("small_fits")(["--shapes", "300x2x3", "--data-sets", "2", "--repeats", "1"])
+    assert [ratio > 0 for ratio, _ in found] == [True]
+    assert found[0][1] > -1e-3
+
+
 def test_missing_values(main_of):
     assert main_of("missing_values")(["--rows", "2000", "--features", "3", "--pairs", "1"])[3] > 0
