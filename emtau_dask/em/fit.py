@@ -1,10 +1,10 @@
 """A whole fit: its starts, which of them goes on, and the best run.
 
-A default fit compares several starts on the smallest sample of the rows, or on all rows if these are few. If
-the rows are few, they are compared in memory (`em.short_runs`). Else a start makes up to 16 iterations there,
-and is dropped after 4 if it can no longer reach the best one. The best start goes on over larger samples, then
-over all rows (`em.loop.iterate`), until its estimated gap is below the tolerance. Other fits make ``n_init``
-whole runs, and the run with the highest final bound is the result.
+A default fit compares several starts on the smallest sample of the rows, or on all rows if these are few. Few
+rows are compared in memory (`em.short_runs`). Else a start makes up to 16 iterations on the sample, and is
+dropped after 4 if it can no longer reach the best one. The best start goes on over larger samples, then over
+all rows (`em.loop.iterate`), until its estimated gap is below the tolerance. Other fits make ``n_init`` whole
+runs, and the run with the highest final bound is the result.
 """
 
 from __future__ import annotations

@@ -85,19 +85,23 @@ def best_start(problem: Problem, settings: EmSettings, sample: RowSample, roundi
     survivors = partial(_survivors, n_starts)
     runs, left_out = survivors((s, partial(_begun, problem, settings, sample, s)) for s in range(n_starts))
     records: list[IterationRecord] = []
-    steps, is_last = 0, False
+    steps: dict[int, int] = {}
+    is_last = False
     while len(records) < rounds and not is_last:
         began, is_last = time.perf_counter(), len(runs) == 1
         advance = partial(_advanced, problem, settings, sample, MAX_LAST_STEPS if is_last else STEPS)
         runs, collapsed = survivors((run.number, partial(advance, run)) for run in runs)
         left_out += collapsed
-        made = sum(run.steps for run in runs)
+        made = sum(run.steps - steps.get(run.number, 0) for run in runs)
         runs = _ranked(runs, rounding)[: max(1, len(runs) // 2)]
+        steps = {run.number: run.steps for run in runs}
+        if not made:
+            continue
         records.append(
             IterationRecord(
                 iteration=len(records) + 1,
                 lower_bound=runs[0].bound,
-                active_rows=(made - steps) * len(sample.rows),
+                active_rows=made * len(sample.rows),
                 full_pass=False,
                 chunks_processed=0,
                 chunks_skipped=len(problem.chunks),
@@ -107,7 +111,6 @@ def best_start(problem: Problem, settings: EmSettings, sample: RowSample, roundi
             )
         )
         problem.context.observer.iteration(records[-1], runs[0].parameters)
-        steps = sum(run.steps for run in runs)
     return BestStart(runs[0].parameters, tuple(records), tuple(left_out))
 
 
@@ -156,7 +159,7 @@ def _advanced(
 ) -> ShortRun:
     """Return a run after up to ``count`` more steps, until one gains little."""
     for _ in range(count):
-        if run.gain < MIN_GAIN:
+        if not run.gain >= MIN_GAIN:
             break
         parameters, bound = em_step(problem, sample, run.parameters, settings.reg_covar)
         run = ShortRun(run.number, parameters, run.steps + 1, bound, bound - run.bound)

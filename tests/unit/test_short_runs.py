@@ -183,3 +183,15 @@ def test_a_run_that_collapses_is_left_out_with_a_warning(begun):
     begun(collapse, collapse)
     with pytest.raises(SingularComponentError):
         best_start(problem, settings_of(2), sample, ROUNDING)
+
+
+def test_of_runs_that_gain_little_no_more_steps_are_made(begun):
+    """Both starts are at the optimum: a second step shows it, after which there is no round to record."""
+    rows, _ = starts.mixture(400, 2, 2, separation=6.0, seed=3)
+    problem, sample = problem_of(rows, 2)
+    start = started(rows, 2, "full")
+    for _ in range(100):
+        start, _ = em_step(problem, sample, start, 0.0)
+    begun(start, start)
+    records = best_start(problem, settings_of(2), sample, ROUNDING).records
+    assert [record.active_rows for record in records] == [2 * 2 * 400]
