@@ -275,9 +275,7 @@ def _centred_parts(
         totals=np.zeros(K),
         least=np.zeros(K),
         n_significant=np.zeros(K, np.intp),
-        part=np.empty((1, d)),
-        middle=np.zeros((1, wide)),
-        square=np.empty((wide, wide)),
+        about=loops.AboutMean(np.empty((1, d)), np.zeros((1, wide)), np.empty((wide, wide)), np.empty(d)),
         mean=np.empty(d),
         correction=np.empty(d),
     )
@@ -343,35 +341,28 @@ def _missing_parts(
     # A row's log-density may be larger by the volume of what it lacks.
     volumes = np.log(2.0 * np.pi * np.einsum("kii->ki", parameters.covariances).max(axis=0))
     beyond = float(np.maximum(0.0, 0.5 * volumes).sum())
-    constants = constants._replace(log_scales=plan.log_scales - beyond, ceiling=plan.ceiling + beyond)
-    of_values = tile * d, padded
-    of_lanes = form.LaneConstants(precisions, slopes, np.full((1, padded), -1.0))
-    shared = np.tile(centre, tile), np.zeros((1, padded)), np.zeros((1, tile)), of_lanes
+    of_lanes = form.LaneConstants(precisions, slopes, np.full((1, padded), -1.0), np.zeros((1, padded)))
+    of_mixture = plan.log_scales - beyond, constants.whitening, constants.least, plan.ceiling + beyond
+    values, count = (tile * d, padded), partial(np.zeros, dtype=np.intp)
     lanes = form.LaneBuffers(
         filled=np.empty((tile, d)),
         gradients=lines(d, padded, DOUBLE),
-        expected=lines(*of_values, DOUBLE),
-        pivots=lines(*of_values, DOUBLE),
+        expected=lines(*values, DOUBLE),
+        pivots=lines(*values, DOUBLE),
         inverses=lines(form.KEPT * tile + d * d, padded, DOUBLE),
     )
-    numbers = partial(np.zeros, dtype=np.intp)
+    places = form.Places(
+        *(count(size) for size in (tile, tile, d + 2, 1, tile * d + 1, tile * d + 1, tile * d + 1)),
+        centres=np.empty(tile * d),
+        completed=np.empty(values[::-1]),
+        logs=np.empty(values[::-1]),
+    )
     return (
-        form.MissingConstants(*constants, *shared),
+        form.MissingConstants(
+            constants.origin, *of_mixture, np.tile(centre, tile), np.zeros((1, tile)), of_lanes
+        ),
         form.MissingBuffers(
-            *buffers,
-            lacking=numbers(tile),
-            order=numbers(tile),
-            ends=numbers(d + 2),
-            m=numbers(1),
-            features=numbers(tile * d + 1),
-            rows=numbers(tile * d + 1),
-            wheres=numbers(tile * d + 1),
-            centres=np.empty(tile * d),
-            completed=np.empty(of_values[::-1]),
-            logs=np.empty(of_values[::-1]),
-            responsibilities=np.zeros((tile, padded)),
-            covariances=np.zeros((d * d, padded)),
-            lanes=lanes,
+            *buffers[:4], buffers.about, places, np.zeros((tile, padded)), np.zeros((d * d, padded)), lanes
         ),
         finite,
     )
