@@ -62,7 +62,7 @@ def worth_compiling(
     covariance_type : str
     n_components : int
     missing : bool, default=False
-        Whether values may be missing; then only components with their own factors use them.
+        Whether values may be missing.
 
     Raises
     ------
@@ -70,8 +70,6 @@ def worth_compiling(
         The setting cannot be used.
     """
     (n_rows, n_features), least = shape, MIN_PRODUCTS_WITH_MISSING if missing else MIN_PRODUCTS
-    if missing and not structure_named(covariance_type).own_factors:
-        return False
     return _worth(client, n_rows, n_features, covariance_type, n_components, least)
 
 

@@ -108,10 +108,10 @@ def why_not_compiled() -> str | None:
 def tiled(plan: KernelPlan) -> bool:
     """Return whether tiles can score rows under ``plan``.
 
-    The centred form of tiles requires that each component has its own factor.
+    The centred form of tiles requires that each component has its own factor, except for missing values.
     """
     structure, d = plan.parameters.structure, plan.parameters.n_features
-    return fits_tiles(structure, d) and (plan.frame is not None or structure.own_factors)
+    return fits_tiles(structure, d) and (plan.frame is not None or structure.own_factors or plan.incomplete)
 
 
 def _read_only(array: AnyArray) -> AnyArray:
