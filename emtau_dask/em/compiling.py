@@ -74,13 +74,20 @@ def worth_compiling(
 
 
 def worth_compiling_once(
-    client: Any, n_rows: float, n_features: int, covariance_type: str, n_components: int
+    client: Any,
+    n_rows: float,
+    n_features: int,
+    covariance_type: str,
+    n_components: int,
+    *,
+    missing: bool = False,
 ) -> bool:
     """Return the same for a single pass over rows, which needs `MIN_PRODUCTS_ONCE` products.
 
-    An unknown number of rows is NaN, and counts as few.
+    If values may be ``missing`` it needs `MIN_PRODUCTS`. An unknown number of rows is NaN, and counts as few.
     """
-    return _worth(client, n_rows, n_features, covariance_type, n_components, MIN_PRODUCTS_ONCE)
+    least = MIN_PRODUCTS if missing else MIN_PRODUCTS_ONCE
+    return _worth(client, n_rows, n_features, covariance_type, n_components, least)
 
 
 def _worth(

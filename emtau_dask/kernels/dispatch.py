@@ -300,13 +300,15 @@ def _block_rows(plan: KernelPlan) -> int:
 def scoring_kernels(parameters: MixtureParameters, *, compiled: bool, missing: bool = False) -> RowKernels:
     """Return kernels that are `Scorer` for rows of float64.
 
-    They use tiles if ``compiled`` is True, tiles can score under the parameters, and NaN is not a ``missing``
+    They use tiles if ``compiled`` is True and tiles can score under the parameters. NaN may be a ``missing``
     value.
     """
-    if missing or not compiled:
-        return PatternKernels(plan_kernel(parameters), longer=LONGER if missing else 1)
-    kernels = Kernels(plan_tiles(parameters), compiled=True)
-    return kernels if kernels.by_tiles else PatternKernels(kernels.plan, longer=1)
+    plan = plan_kernel(parameters)
+    if compiled:
+        plan = plan_incomplete(parameters) if missing else plan_tiles(parameters)
+        if tiled(plan) and plan.incomplete == missing:
+            return Kernels(plan, compiled=True)
+    return PatternKernels(plan, longer=LONGER if missing else 1)
 
 
 @contextmanager

@@ -288,17 +288,21 @@ def naive(model):
 
 
 class TestPredictions:
-    def test_scores_responsibilities_and_labels(self, model):
+    @pytest.mark.parametrize("compiled", ["never", "always"])
+    def test_scores_responsibilities_and_labels(self, model, compiled):
         expected = naive(model)
-        assert np.allclose(model.score_samples(ROWS), [each[0] for each in expected], rtol=1e-9, atol=1e-9)
-        responsibilities = np.array([each[1] for each in expected])
-        assert np.allclose(model.predict_proba(ROWS), responsibilities, rtol=1e-8, atol=1e-12)
-        assert np.array_equal(model.predict(ROWS), responsibilities.argmax(axis=1))
-        assert model.score(ROWS) == pytest.approx(np.mean([each[0] for each in expected]), rel=1e-10)
+        logs, responsibilities = (np.array(each) for each in list(zip(*expected, strict=True))[:2])
+        with dask.config.set({"emtau.compiled": compiled}):
+            assert np.allclose(model.score_samples(ROWS), logs, rtol=1e-9, atol=1e-9)
+            assert np.allclose(model.predict_proba(ROWS), responsibilities, rtol=1e-8, atol=1e-12)
+            assert np.array_equal(model.predict(ROWS), responsibilities.argmax(axis=1))
+            assert model.score(ROWS) == pytest.approx(logs.mean(), rel=1e-10)
 
-    def test_imputed_values(self, model):
+    @pytest.mark.parametrize("compiled", ["never", "always"])
+    def test_imputed_values(self, model, compiled):
         expected = [r @ completed for _, r, completed, _ in naive(model)]
-        found = model.impute(ROWS)
+        with dask.config.set({"emtau.compiled": compiled}):
+            found = model.impute(ROWS)
         assert np.allclose(found, expected, rtol=1e-8, atol=1e-9)
         assert np.array_equal(found[~np.isnan(ROWS)], ROWS[~np.isnan(ROWS)])
 
