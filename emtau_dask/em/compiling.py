@@ -62,7 +62,7 @@ def worth_compiling(
     covariance_type : str
     n_components : int
     missing : bool, default=False
-        Whether values may be missing; then only components with their own factors use them.
+        Whether values may be missing.
 
     Raises
     ------
@@ -70,19 +70,24 @@ def worth_compiling(
         The setting cannot be used.
     """
     (n_rows, n_features), least = shape, MIN_PRODUCTS_WITH_MISSING if missing else MIN_PRODUCTS
-    if missing and not structure_named(covariance_type).own_factors:
-        return False
     return _worth(client, n_rows, n_features, covariance_type, n_components, least)
 
 
 def worth_compiling_once(
-    client: Any, n_rows: float, n_features: int, covariance_type: str, n_components: int
+    client: Any,
+    n_rows: float,
+    n_features: int,
+    covariance_type: str,
+    n_components: int,
+    *,
+    missing: bool = False,
 ) -> bool:
     """Return the same for a single pass over rows, which needs `MIN_PRODUCTS_ONCE` products.
 
-    An unknown number of rows is NaN, and counts as few.
+    If values may be ``missing`` it needs `MIN_PRODUCTS`. An unknown number of rows is NaN, and counts as few.
     """
-    return _worth(client, n_rows, n_features, covariance_type, n_components, MIN_PRODUCTS_ONCE)
+    least = MIN_PRODUCTS if missing else MIN_PRODUCTS_ONCE
+    return _worth(client, n_rows, n_features, covariance_type, n_components, least)
 
 
 def _worth(

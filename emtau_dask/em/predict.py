@@ -39,7 +39,7 @@ class Scoring:
     ----------
     name : str
     pick : callable (Observed) -> ndarray
-        Of n rows that lack the same features, or none.
+        Of n rows.
     dtype : dtype
     row_shape : callable (K) -> tuple of int
         The shape of one row's values.
@@ -47,6 +47,8 @@ class Scoring:
         Whether ``pick`` needs them.
     absent : float
         The value of rows that are dropped.
+    by_pattern : bool
+        Whether ``pick`` needs rows that lack the same features together.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Scoring:
     row_shape: Callable[[int], tuple[int, ...]]
     of_responsibilities: bool = True
     absent: float = math.nan
+    by_pattern: bool = False
 
     @property
     def __name__(self) -> str:
@@ -130,14 +133,18 @@ def score_every_row(
 
 
 def kernels_to_score(
-    client: Any, parameters: MixtureParameters, n_rows: float, *, missing: str = RAISE
+    client: Any,
+    parameters: MixtureParameters,
+    n_rows: float,
+    *,
+    missing: str = RAISE,
+    by_pattern: bool = False,
 ) -> RowKernels:
     """Return the kernels to score ``n_rows`` rows once, NaN if unknown; see `worth_compiling_once`."""
-    kind, n_components = parameters.covariance_type, parameters.n_components
-    if missing == MARGINALISE:
-        return scoring_kernels(parameters, compiled=False, missing=True)
-    compiled = worth_compiling_once(client, n_rows, parameters.n_features, kind, n_components)
-    return scoring_kernels(parameters, compiled=compiled, missing=False)
+    shape = n_rows, parameters.n_features, parameters.covariance_type, parameters.n_components
+    lacking = missing == MARGINALISE
+    compiled = not by_pattern and worth_compiling_once(client, *shape, missing=lacking)
+    return scoring_kernels(parameters, compiled=compiled, missing=lacking)
 
 
 ChunkResults = list[NDArray[Any]] | UnusableRowError
@@ -327,7 +334,7 @@ def conditional_means(conditioning: Conditioning) -> Scoring:
 
 def imputation(n_features: int) -> Scoring:
     """Return the scoring of rows by themselves, with expected values instead of missing ones, (n, d)."""
-    return Scoring("imputed", _imputed, np.dtype(np.float64), partial(_row_of, n_features))
+    return Scoring("imputed", _imputed, np.dtype(np.float64), partial(_row_of, n_features), by_pattern=True)
 
 
 def _row_of(n_features: int, n_components: int) -> tuple[int, ...]:

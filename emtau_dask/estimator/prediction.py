@@ -124,18 +124,19 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Any:
         parameters = self.parameters_
         missing = missing_values(self.missing) if missing is None else missing
-        names = getattr(self, "feature_names_in_", None)
+        names, by_pattern = getattr(self, "feature_names_in_", None), scoring.by_pattern
         X = opened_data(X, chosen, names)
         lazy = checked_lazy(self, X)
         if lazy is None:
             rows = checked_array(self, X, reset=False)
-            kernels = kernels_to_score(None, parameters, len(rows), missing=missing)
+            kernels = kernels_to_score(None, parameters, len(rows), missing=missing, by_pattern=by_pattern)
             if not kernels.by_tiles:
                 return scoring(rows, kernels, names, missing)
             with features_named(names):
                 return _scored_by_tiles(rows, kernels, scoring, missing)
-        array = as_dask(shared_data(active_client(), lazy, "X")).rechunk({1: -1})
-        kernels = kernels_to_score(active_client(), parameters, array.shape[0], missing=missing)
+        client = active_client()
+        array = as_dask(shared_data(client, lazy, "X")).rechunk({1: -1})
+        kernels = kernels_to_score(client, parameters, array.shape[0], missing=missing, by_pattern=by_pattern)
         token = tokenize(scoring, parameters, array.name, names, missing, kernels.by_tiles)
         return _scored_lazily(array, kernels, scoring, names, missing, f"{scoring.__name__}-{token}")
 

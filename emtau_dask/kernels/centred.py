@@ -18,6 +18,7 @@ from emtau_dask.kernels.loop import loops_of
 from emtau_dask.kernels.products import (
     add_upper_squares,
     inlined,
+    internal,
     loop,
     multiply_transposed,
     scatter,
@@ -40,6 +41,15 @@ class CentredConstants(NamedTuple):
     few: int  # maximum rows of a tile that are gathered
 
 
+class AboutMean(NamedTuple):
+    """Buffers for the moments of a tile about a mean m."""
+
+    part: Floats  # Σ w x, (1, d)
+    middle: Floats  # [m, 0], (1, d + 3)
+    square: Floats  # Σ w (x − m) [x − m, 1] on and above the diagonal, (d + 3, d + 3)
+    mean: Floats  # (d,)
+
+
 class CentredBuffers(NamedTuple):
     """Buffers of one thread for tiles of T rows; coordinates must be finite when a block begins.
 
@@ -56,10 +66,8 @@ class CentredBuffers(NamedTuple):
     totals: Floats  # responsibilities summed over the block so far, (K,)
     least: Floats  # maximum negligible responsibility, (K,)
     n_significant: Ints  # rows of a tile for which a component has more than that, (K,)
-    part: Floats  # Σ w x of a tile, (1, d)
-    middle: Floats  # [m, 0] of a tile, (1, d + 3)
-    square: Floats  # Σ w (x − m) [x − m, 1] on and above the diagonal, (d + 3, d + 3)
-    mean: Floats  # m, (d,)
+    about: AboutMean
+    mean: Floats  # m of a group, (d,)
     correction: Floats  # Σ w (x − m) / Σ w, (d,)
 
 
@@ -70,7 +78,7 @@ class CentredMoments(NamedTuple):
     scatter: Floats  # (K, S, S)
 
 
-@loop
+@internal
 def _merge(weight: Any, mean: Any, sums: Any, scatter: Any) -> None:
     """Merge rows of ``weight`` about ``mean`` (d,) into ``sums`` (1 + d,): a weight and a mean.
 
@@ -90,7 +98,7 @@ def _merge(weight: Any, mean: Any, sums: Any, scatter: Any) -> None:
                 scatter[i, j] += moved * mean[j]
 
 
-@loop
+@internal
 def _subtract_mean(group: Any, weights: Any, mean: Any, correction: Any) -> Any:
     """Replace the rows of a group with their weights w (m,) by √w (x − m); return the sum of the weights.
 
@@ -120,7 +128,7 @@ def _subtract_mean(group: Any, weights: Any, mean: Any, correction: Any) -> Any:
     return total
 
 
-@loop
+@internal
 def _finish_group(group: Any, weights: Any, buffers: Any, sums: Any, scatter: Any) -> None:
     """Merge the rows of a group with their weights (m,) into the moments of their component.
 
@@ -165,27 +173,26 @@ def gather(rows: Any, responsibilities: Any, k: Any, least: Any, buffers: Any, m
     buffers.counts[k] = count
 
 
-@inlined
-def sum_all(k: Any, buffers: Any, moments: Any) -> None:
-    """Add the scatter of all rows of a tile for component k.
+@internal
+def sum_all(k: Any, scores: Any, coordinates: Any, about: AboutMean, sums: Any, summed: Any) -> None:
+    """Add the moments of all rows of a tile for component k to its ``sums`` (1 + d,) and scatter (S, S).
 
-    It is formed about the mean of the earlier rows, if these weigh at least as much, and then corrected. The
-    error is at most a rounding of the sum, which includes the distance between the means with at least half
-    of the tile's weight.
+    The scatter is formed about the mean of the earlier rows, if these weigh at least as much, and then
+    corrected. The error is at most a rounding of the sum, which includes the distance between the means with
+    at least half of the tile's weight.
     """
-    middle, square, mean = buffers.middle, buffers.square, buffers.mean
-    sums, summed, d = moments.sums[k], moments.scatter[k], len(mean)
-    weight = sum_of(buffers.scores[k])
+    middle, square, mean = about.middle, about.square, about.mean
+    d, weight = len(mean), sum_of(scores[k])
     if not weight > 0:
         return
     if sums[0] >= weight:
         for f in range(d):
             middle[0, f] = sums[1 + f]
     else:
-        multiply_transposed(buffers.scores[k : k + 1], buffers.coordinates, buffers.part)
+        multiply_transposed(scores[k : k + 1], coordinates, about.part)
         for f in range(d):
-            middle[0, f] = buffers.part[0, f] / weight
-    scatter(buffers.scores, k, buffers.coordinates, middle, d, square)
+            middle[0, f] = about.part[0, f] / weight
+    scatter(scores, k, coordinates, middle, d, square)
     for i in range(d):
         moved = square[i, d] / weight
         mean[i] = middle[0, i] + moved
@@ -240,7 +247,9 @@ def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any)
         if gathers and buffers.n_significant[k] <= constants.few:
             gather(rows, buffers.scores[k], k, buffers.least[k], buffers, moments)
         else:
-            sum_all(k, buffers, moments)
+            sum_all(
+                k, buffers.scores, buffers.coordinates, buffers.about, moments.sums[k], moments.scatter[k]
+            )
 
 
 @inlined

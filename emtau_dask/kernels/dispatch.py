@@ -108,10 +108,10 @@ def why_not_compiled() -> str | None:
 def tiled(plan: KernelPlan) -> bool:
     """Return whether tiles can score rows under ``plan``.
 
-    The centred form of tiles requires that each component has its own factor.
+    The centred form of tiles requires that each component has its own factor, except for missing values.
     """
     structure, d = plan.parameters.structure, plan.parameters.n_features
-    return fits_tiles(structure, d) and (plan.frame is not None or structure.own_factors)
+    return fits_tiles(structure, d) and (plan.frame is not None or structure.own_factors or plan.incomplete)
 
 
 def _read_only(array: AnyArray) -> AnyArray:
@@ -300,13 +300,15 @@ def _block_rows(plan: KernelPlan) -> int:
 def scoring_kernels(parameters: MixtureParameters, *, compiled: bool, missing: bool = False) -> RowKernels:
     """Return kernels that are `Scorer` for rows of float64.
 
-    They use tiles if ``compiled`` is True, tiles can score under the parameters, and NaN is not a ``missing``
+    They use tiles if ``compiled`` is True and tiles can score under the parameters. NaN may be a ``missing``
     value.
     """
-    if missing or not compiled:
-        return PatternKernels(plan_kernel(parameters), longer=LONGER if missing else 1)
-    kernels = Kernels(plan_tiles(parameters), compiled=True)
-    return kernels if kernels.by_tiles else PatternKernels(kernels.plan, longer=1)
+    plan = plan_kernel(parameters)
+    if compiled:
+        plan = plan_incomplete(parameters) if missing else plan_tiles(parameters)
+        if tiled(plan) and plan.incomplete == missing:
+            return Kernels(plan, compiled=True)
+    return PatternKernels(plan, longer=LONGER if missing else 1)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from emtau_dask.kernels.loop import add, loops_of
+from emtau_dask.kernels.missing import squared_length
 from emtau_dask.kernels.products import inlined, multiply, multiply_transposed, subtract_transposed
 from emtau_dask.mixture.linalg import AnyArray, Floats, Ints
 
@@ -76,6 +77,19 @@ def fill(constants: Any, rows: Any, buffers: Any) -> None:
 
 
 @inlined
+def _fill_incomplete(constants: Any, rows: Any, buffers: Any) -> None:
+    """Write the features of a tile of rows with missing values; see `mixture.features`."""
+    subtract_transposed(rows, constants.centre, buffers.differences)
+    d, features = len(constants.centre[0]), buffers.features
+    for f in range(1, 1 + d):
+        values, squares, known = features[f], features[d + f], features[2 * d + f]
+        for t in range(len(values)):
+            known[t] = values[t] == values[t]
+            values[t] = values[t] if values[t] == values[t] else 0.0
+            squares[t] = values[t] * values[t]
+
+
+@inlined
 def score(constants: Any, buffers: Any) -> None:
     """Write the scores of a tile."""
     multiply(constants.coefficients, buffers.features, buffers.scores)
@@ -109,4 +123,12 @@ def _finish(constants: Any, buffers: Any, moments: Any) -> None:
 
 
 loops = loops_of("features", fill=fill, score=score, collect=collect, finish=_finish)
+incomplete_loops = loops_of(
+    "incomplete",
+    fill=_fill_incomplete,
+    score=score,
+    collect=collect,
+    finish=_finish,
+    squared_length=squared_length,
+)
 pooled_loops = loops_of("pooled", fill=fill, score=score, collect=_collect_pooled, finish=_finish)

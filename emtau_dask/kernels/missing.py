@@ -10,12 +10,11 @@ pattern of missing values has to occur twice.
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any, NamedTuple
 
-from emtau_dask.kernels.centred import CentredBuffers, CentredConstants, score_component, sum_all
+from emtau_dask.kernels.centred import AboutMean, score_component, sum_all
 from emtau_dask.kernels.loop import flattened, logarithm, loops_of, sort_places
-from emtau_dask.kernels.products import inlined, subtract_transposed, sum_loop
+from emtau_dask.kernels.products import inlined, internal, subtract_transposed, sum_loop
 from emtau_dask.kernels.vectors import (
     LANES,
     add_lanes,
@@ -26,7 +25,7 @@ from emtau_dask.kernels.vectors import (
     multiply_row,
     subtract_product,
 )
-from emtau_dask.mixture.linalg import Floats
+from emtau_dask.mixture.linalg import Floats, Ints
 
 KEPT = 32
 """Mean number of inverses' entries that are kept for each row of a tile; others are computed twice."""
@@ -39,6 +38,7 @@ class LaneConstants(NamedTuple):
     precisions: Floats  # Λ by feature i and feature j, (d, d, P)
     slopes: Floats  # −Λ (μ − centre), (d, P)
     minus_one: Floats  # (1, P)
+    nothing: Floats  # zeros, (1, P)
 
 
 class LaneBuffers(NamedTuple):
@@ -51,36 +51,49 @@ class LaneBuffers(NamedTuple):
     inverses: Floats  # −Λ_mm⁻¹ of incomplete rows, one after the other, and of one more row, (32 T + d², P)
 
 
-# What the centred form has, and
-#   centre       of the mixture, repeated for each row of a tile, (T d,)
-#   no_means     zeros, (1, P)
-#   no_scores    zeros, (1, T)
-#   lanes        `LaneConstants`
-MissingConstants: Any = namedtuple(  # type: ignore[misc]
-    "MissingConstants", (*CentredConstants._fields, "centre", "no_means", "no_scores", "lanes")
-)
-# What the centred form has, and
-#   lacking      number of values that each row lacks, (T,)
-#   order        the rows by these numbers, (T,)
-#   ends         end of the rows of each number, (d + 2,)
-#   m            number of missing values, (1,)
-#   features     their features, (T d + 1,)
-#   rows         their rows, (T d + 1,)
-#   wheres       their places among the coordinates, (T d + 1,)
-#   centres      the centre's value of its feature, (T d,)
-#   completed    the expected values by component, (P, T d)
-#   logs         their shares of ½ ln |2π Λ_mm⁻¹| by component, (P, T d)
-#   responsibilities  by row, (T, P)
-#   covariances  conditional covariances, weighted and summed over the block, (d², P)
-#   lanes        `LaneBuffers`
-MissingBuffers: Any = namedtuple(  # type: ignore[misc]
-    "MissingBuffers",
-    (
-        *CentredBuffers._fields,
-        *("lacking", "order", "ends", "m", "features", "rows", "wheres", "centres"),
-        *("completed", "logs", "responsibilities", "covariances", "lanes"),
-    ),
-)
+class Places(NamedTuple):
+    """Where the T rows of a tile lack values, and what is expected of these by component."""
+
+    lacking: Ints  # number of values that each row lacks, (T,)
+    order: Ints  # the rows by these numbers, (T,)
+    ends: Ints  # end of the rows of each number, (d + 2,)
+    m: Ints  # number of missing values, (1,)
+    features: Ints  # their features, (T d + 1,)
+    rows: Ints  # their rows, (T d + 1,)
+    wheres: Ints  # their places among the coordinates, (T d + 1,)
+    centres: Floats  # the centre's value of their feature, (T d,)
+    completed: Floats  # expected values less these, (P, T d)
+    logs: Floats  # their shares of ½ ln |2π Λ_mm⁻¹|, (P, T d)
+
+
+class MissingConstants(NamedTuple):
+    """Constants of all blocks under one Θ."""
+
+    origin: Floats  # zeros, (1, d)
+    log_scales: Floats  # (K,), minus the ceiling, nats
+    whitening: Floats  # that of the centred form, (K, d + 1, d)
+    least: float  # exponentials of smaller numbers count as 0
+    ceiling: float  # log-densities minus scores, nats
+    centre: Floats  # of the mixture, repeated for each row of a tile, (T d,)
+    no_scores: Floats  # zeros, (1, T)
+    lanes: LaneConstants
+
+
+class MissingBuffers(NamedTuple):
+    """Buffers of one thread for tiles of T rows; coordinates must be finite when a block begins.
+
+    Nested records are passed to functions on their own: numba's time grows with the arrays of a record.
+    """
+
+    coordinates: Floats  # x, and three rows of padding, (d + 3, T)
+    scores: Floats  # (K, T)
+    sums: Floats  # (T,)
+    peaks: Floats  # (T,)
+    about: AboutMean
+    places: Places
+    responsibilities: Floats  # by row, (T, P)
+    covariances: Floats  # conditional covariances, weighted and summed over the block, (d², P)
+    lanes: LaneBuffers
 
 
 @sum_loop
@@ -94,17 +107,12 @@ def squared_length(values: Any) -> Any:
 
 
 @inlined
-def _find(rows: Any, buffers: Any) -> Any:
-    """Write which values of the rows (m, d) are missing, row by row; return their number.
+def _find(rows: Any, coordinates: Any, places: Places) -> None:
+    """Write which values of the rows (m, d) are missing, row by row, and their number.
 
     Rows that lack equally many come together, so that the processor can foresee how often a loop runs.
     """
-    counts, coordinates, order, features = (
-        buffers.lacking[: len(rows)],
-        buffers.coordinates,
-        buffers.order,
-        buffers.features,
-    )
+    counts, order, features = places.lacking[: len(rows)], places.order, places.features
     d, tile = rows.shape[1], coordinates.shape[1]
     for t in range(len(counts)):
         counts[t] = 0
@@ -112,17 +120,17 @@ def _find(rows: Any, buffers: Any) -> Any:
         of_feature = coordinates[f]
         for t in range(len(counts)):
             counts[t] += of_feature[t] != of_feature[t]
-    sort_places(counts, buffers.ends, order)
+    sort_places(counts, places.ends, order)
     used = 0
-    for n in range(buffers.ends[0], len(rows)):
+    for n in range(places.ends[0], len(rows)):
         t = order[n]
         row = rows[t]
         for f in range(d):
             features[used] = f
-            buffers.rows[used] = t
-            buffers.wheres[used] = f * tile + t
+            places.rows[used] = t
+            places.wheres[used] = f * tile + t
             used += row[f] != row[f]
-    return used
+    places.m[0] = used
 
 
 @inlined
@@ -161,95 +169,103 @@ def _invert(of: Any, place: Any, begin: Any, constants: LaneConstants, buffers: 
 
 
 @inlined
-def _expect(t: Any, of: Any, place: Any, begin: Any, constants: LaneConstants, buffers: LaneBuffers) -> None:
-    """Write the expected values of the missing features ``of`` (r,) of a row, and their pivots.
-
-    They are written from ``begin`` on, and the inverse to a ``place`` among the inverses.
-    """
-    gradients, inverses, r, d = buffers.gradients, buffers.inverses, len(of), buffers.filled.shape[1]
-    _invert(of, place, begin, constants, buffers)
-    for column in range(0, gradients.shape[1], LANES):
-        for i in range(r):
-            multiply_row(buffers.filled, constants.precisions[of[i]], gradients, t, column, i, d)
-            add_lanes(gradients, constants.slopes, gradients, i, column, i, of[i])
-        for i in range(r):
-            multiply_lanes(inverses, gradients, buffers.expected, place + i * r, column, begin + i, 0)
-            for j in range(1, r):
-                add_product(inverses, gradients, buffers.expected, place + i * r + j, column, begin + i, j)
-
-
-@inlined
-def _place_of(kept: Any, r: Any, buffers: Any) -> Any:
+def _place_of(kept: Any, r: Any, buffers: LaneBuffers) -> Any:
     """Return the place for the inverse of a row with r missing values: ``kept``, or the last one."""
-    last = len(buffers.lanes.inverses) - len(buffers.covariances)
+    last = len(buffers.inverses) - buffers.filled.shape[1] ** 2
     return kept if kept + r * r <= last else last
+
+
+@internal
+def _expect(
+    rows: Any, centre: Any, coordinates: Any, places: Places, constants: LaneConstants, buffers: LaneBuffers
+) -> None:
+    """Find the missing values of the rows (m, d) of a tile, and write what is expected of them."""
+    _find(rows, coordinates, places)
+    m = places.m[0]
+    values, filled = flattened(rows), flattened(buffers.filled)
+    for i in range(len(values)):
+        filled[i] = values[i] - centre[i] if values[i] == values[i] else 0.0
+    gradients, inverses, expected, d = buffers.gradients, buffers.inverses, buffers.expected, rows.shape[1]
+    begin = kept = 0
+    for n in range(places.ends[0], len(rows)):
+        t = places.order[n]
+        r = places.lacking[t]
+        of, place = places.features[begin : begin + r], _place_of(kept, r, buffers)
+        _invert(of, place, begin, constants, buffers)
+        for column in range(0, gradients.shape[1], LANES):
+            for i in range(r):
+                multiply_row(buffers.filled, constants.precisions[of[i]], gradients, t, column, i, d)
+                add_lanes(gradients, constants.slopes, gradients, i, column, i, of[i])
+            for i in range(r):
+                multiply_lanes(inverses, gradients, expected, place + i * r, column, begin + i, 0)
+                for j in range(1, r):
+                    add_product(inverses, gradients, expected, place + i * r + j, column, begin + i, j)
+        kept += r * r if place == kept else 0
+        begin += r
+    pivots = buffers.pivots[:m]
+    logs = flattened(pivots)
+    for i in range(len(logs)):
+        logs[i] = 0.5 * (LOG_2PI - logarithm(logs[i]))
+    subtract_transposed(pivots, constants.nothing, places.logs)
+    subtract_transposed(expected[:m], constants.nothing, places.completed)
+    for c in range(m):
+        places.centres[c] = centre[places.features[c]]
 
 
 @inlined
 def fill(constants: Any, rows: Any, buffers: Any) -> None:
     """Write the coordinates of a tile, and what is expected of the missing ones."""
     subtract_transposed(rows, constants.origin, buffers.coordinates)
-    buffers.m[0] = m = _find(rows, buffers)
-    values, filled, centre = flattened(rows), flattened(buffers.lanes.filled), constants.centre
-    for i in range(len(values)):
-        filled[i] = values[i] - centre[i] if values[i] == values[i] else 0.0
-    begin = kept = 0
-    for n in range(buffers.ends[0], len(rows)):
-        t = buffers.order[n]
-        r = buffers.lacking[t]
-        place = _place_of(kept, r, buffers)
-        _expect(t, buffers.features[begin : begin + r], place, begin, constants.lanes, buffers.lanes)
-        kept += r * r if place == kept else 0
-        begin += r
-    pivots = buffers.lanes.pivots[:m]
-    logs = flattened(pivots)
-    for i in range(len(logs)):
-        logs[i] = 0.5 * (LOG_2PI - logarithm(logs[i]))
-    subtract_transposed(pivots, constants.no_means, buffers.logs)
-    subtract_transposed(buffers.lanes.expected[:m], constants.no_means, buffers.completed)
-    for c in range(m):
-        buffers.centres[c] = centre[buffers.features[c]]
+    _expect(rows, constants.centre, buffers.coordinates, buffers.places, constants.lanes, buffers.lanes)
 
 
 @inlined
-def _write_completed(k: Any, buffers: Any) -> None:
+def _complete(k: Any, coordinates: Any, places: Places) -> None:
     """Write the expected values of component k into the tile."""
-    coordinates, completed = flattened(buffers.coordinates), buffers.completed[k]
-    for c in range(buffers.m[0]):
-        coordinates[buffers.wheres[c]] = buffers.centres[c] + completed[c]
+    values, wheres, centres, completed = (
+        flattened(coordinates),
+        places.wheres,
+        places.centres,
+        places.completed[k],
+    )
+    for c in range(places.m[0]):
+        values[wheres[c]] = centres[c] + completed[c]
 
 
 @inlined
 def score(constants: Any, buffers: Any) -> None:
     """Write the scores of a tile."""
-    coordinates = buffers.coordinates[: len(buffers.mean)]
-    for k in range(len(buffers.scores)):
-        _write_completed(k, buffers)
-        score_component(k, constants, coordinates, k, buffers.scores)
-        of_component, logs = buffers.scores[k], buffers.logs[k]
-        for c in range(buffers.m[0]):
-            of_component[buffers.rows[c]] += logs[c]
+    coordinates, scores, places, d = (
+        buffers.coordinates,
+        buffers.scores,
+        buffers.places,
+        constants.origin.shape[1],
+    )
+    for k in range(len(scores)):
+        _complete(k, coordinates, places)
+        score_component(k, constants, coordinates[:d], k, scores)
+        of_component, logs, rows = scores[k], places.logs[k], places.rows
+        for c in range(places.m[0]):
+            of_component[rows[c]] += logs[c]
 
 
-@inlined
-def _add_covariances(n_rows: Any, constants: Any, buffers: Any) -> None:
-    """Add the conditional covariances of the missing values, times the responsibilities of their rows."""
-    d, responsibilities, covariances = len(buffers.mean), buffers.responsibilities, buffers.covariances
-    subtract_transposed(buffers.scores, constants.no_scores, responsibilities)
-    begin = kept = 0
-    for n in range(buffers.ends[0], n_rows):
-        t = buffers.order[n]
-        r = buffers.lacking[t]
-        of, place = buffers.features[begin : begin + r], _place_of(kept, r, buffers)
+@internal
+def _add_covariances(
+    m: Any, places: Places, responsibilities: Any, constants: LaneConstants, buffers: LaneBuffers, out: Any
+) -> None:
+    """Add to ``out`` the conditional covariances of the missing values of m rows, times responsibilities."""
+    d, begin, kept = buffers.filled.shape[1], 0, 0
+    for n in range(places.ends[0], m):
+        t = places.order[n]
+        r = places.lacking[t]
+        of, place = places.features[begin : begin + r], _place_of(kept, r, buffers)
         if place != kept:
-            _invert(of, place, begin, constants.lanes, buffers.lanes)
-        for column in range(0, covariances.shape[1], LANES):
+            _invert(of, place, begin, constants, buffers)
+        for column in range(0, out.shape[1], LANES):
             for i in range(r):
                 for j in range(i, r):
                     entry, into = place + i * r + j, of[i] * d + of[j]
-                    subtract_product(
-                        buffers.lanes.inverses, responsibilities, covariances, entry, column, into, t
-                    )
+                    subtract_product(buffers.inverses, responsibilities, out, entry, column, into, t)
         kept += r * r if place == kept else 0
         begin += r
 
@@ -257,21 +273,24 @@ def _add_covariances(n_rows: Any, constants: Any, buffers: Any) -> None:
 @inlined
 def collect(constants: Any, rows: Any, weights: Any, buffers: Any, moments: Any) -> None:
     """Add the moments of a tile about means for each component."""
-    for k in range(len(buffers.scores)):
-        _write_completed(k, buffers)
-        sum_all(k, buffers, moments)
-    _add_covariances(len(rows), constants, buffers)
+    coordinates, scores, places, about = buffers.coordinates, buffers.scores, buffers.places, buffers.about
+    for k in range(len(scores)):
+        _complete(k, coordinates, places)
+        sum_all(k, scores, coordinates, about, moments.sums[k], moments.scatter[k])
+    responsibilities, lanes, covariances = buffers.responsibilities, buffers.lanes, buffers.covariances
+    subtract_transposed(scores, constants.no_scores, responsibilities)
+    _add_covariances(len(rows), places, responsibilities, constants.lanes, lanes, covariances)
 
 
 @inlined
 def finish(constants: Any, buffers: Any, moments: Any) -> None:
     """Add the conditional covariances of a block to its scatter."""
-    d, covariances = len(buffers.mean), buffers.covariances
+    d, covariances, scatter = constants.origin.shape[1], buffers.covariances, moments.scatter
     for i in range(d):
         for j in range(i, d):
             of_features = covariances[i * d + j]
-            for k in range(len(moments.scatter)):
-                moments.scatter[k, i, j] += of_features[k]
+            for k in range(len(scatter)):
+                scatter[k, i, j] += of_features[k]
                 of_features[k] = 0.0
 
 

@@ -78,6 +78,8 @@ def loop(function: Any, **options: Any) -> Any:
 
 inlined = partial(loop, inline="always")
 """Compiles a function only as a part of its callers; numba would also optimise it by itself."""
+internal = partial(loop, no_cpython_wrapper=True)
+"""Compiles a function that only compiled code calls; numba would also write code to call it from Python."""
 sum_loop = partial(loop, fastmath={"contract", "reassoc"})
 """Compiles a function that adds in any order."""
 

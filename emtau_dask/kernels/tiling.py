@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from emtau_dask.mixture.covariance import CovarianceStructure
 from emtau_dask.mixture.cutoff import Cutoffs
 from emtau_dask.mixture.estep import MIN_EXPONENT
 from emtau_dask.mixture.features import about_mean
@@ -158,8 +159,8 @@ class _FeatureSums:
 class _CentredSums:
     """Merges moments of components about means, which are written into ``numbers``, pairwise."""
 
-    def __init__(self, loops: ModuleType, shapes: Shapes) -> None:
-        self.numbers = np.empty(size_of(shapes))
+    def __init__(self, loops: ModuleType, shapes: Shapes, structure: CovarianceStructure) -> None:
+        self.numbers, self._structure = np.empty(size_of(shapes)), structure
         self.moments = loops.CentredMoments(*views_of(self.numbers, shapes))
         self._loops, self._shapes = loops, shapes
         self._upper: Bools = np.tri(shapes[0][1] - 1, dtype=np.bool_).T
@@ -193,6 +194,7 @@ class _CentredSums:
         d = len(self._upper)
         upper = scatter[:, :d, :d]
         whole = np.where(self._upper, upper, upper.swapaxes(1, 2))
+        whole = whole.sum(axis=0) if self._structure.shared else whole
         statistics = SufficientStatistics(
             read_only(sums[:, 0].copy()), read_only(sums[:, 1:].copy()), read_only(whole)
         )
@@ -209,7 +211,7 @@ def _feature_parts(
     assert plan.frame is not None
     structure, transform, d = plan.parameters.structure, plan.frame.transform, plan.parameters.n_features
     tile, dtype = scores.shape[1], plan.dtype
-    count = structure.n_row_features(d)
+    count = plan.coefficients.shape[1]
     features = lines(count, tile, dtype)
     differences = features[1 : 1 + d] if transform is None else lines(d, tile, dtype)
     constants = loops.FeatureConstants(
@@ -238,7 +240,7 @@ def _whitening(parameters: MixtureParameters) -> Floats:
     """Return the transposed precision factors, and the means below them, (K, d + 1, d)."""
     K, d = parameters.means.shape
     whitening = np.empty((K, d + 1, d))
-    whitening[:, :d] = parameters.precisions_cholesky.swapaxes(1, 2)
+    whitening[:, :d] = parameters.precisions_cholesky.swapaxes(-1, -2)
     whitening[:, d] = parameters.means
     return whitening
 
@@ -275,9 +277,7 @@ def _centred_parts(
         totals=np.zeros(K),
         least=np.zeros(K),
         n_significant=np.zeros(K, np.intp),
-        part=np.empty((1, d)),
-        middle=np.zeros((1, wide)),
-        square=np.empty((wide, wide)),
+        about=loops.AboutMean(np.empty((1, d)), np.zeros((1, wide)), np.empty((wide, wide)), np.empty(d)),
         mean=np.empty(d),
         correction=np.empty(d),
     )
@@ -335,43 +335,33 @@ def _missing_parts(
     parameters, (K, tile), form = plan.parameters, scores.shape, loops.missing
     constants, buffers, finite = _centred_parts(plan, loops.centred, side, scores, extra)
     d, centre, padded = parameters.n_features, about_mean(parameters).centre, K + -K % form.LANES
-    inverted = parameters.structure.precisions(parameters.precisions_cholesky)
+    inverted = np.broadcast_to(parameters.structure.precisions(parameters.precisions_cholesky), (K, d, d))
     precisions, slopes = np.zeros((d, d, padded)), np.zeros((d, padded))
     precisions[...] = np.eye(d)[:, :, np.newaxis]
     precisions[..., :K] = inverted.transpose(1, 2, 0)
     slopes[:, :K] = -np.einsum("kij,kj->ik", inverted, parameters.means - centre)
-    # A row's log-density may be larger by the volume of what it lacks.
-    volumes = np.log(2.0 * np.pi * np.einsum("kii->ki", parameters.covariances).max(axis=0))
-    beyond = float(np.maximum(0.0, 0.5 * volumes).sum())
-    constants = constants._replace(log_scales=plan.log_scales - beyond, ceiling=plan.ceiling + beyond)
-    of_values = tile * d, padded
-    of_lanes = form.LaneConstants(precisions, slopes, np.full((1, padded), -1.0))
-    shared = np.tile(centre, tile), np.zeros((1, padded)), np.zeros((1, tile)), of_lanes
+    of_lanes = form.LaneConstants(precisions, slopes, np.full((1, padded), -1.0), np.zeros((1, padded)))
+    of_mixture = constants.log_scales, constants.whitening, constants.least, constants.ceiling
+    values, count = (tile * d, padded), partial(np.zeros, dtype=np.intp)
     lanes = form.LaneBuffers(
         filled=np.empty((tile, d)),
         gradients=lines(d, padded, DOUBLE),
-        expected=lines(*of_values, DOUBLE),
-        pivots=lines(*of_values, DOUBLE),
+        expected=lines(*values, DOUBLE),
+        pivots=lines(*values, DOUBLE),
         inverses=lines(form.KEPT * tile + d * d, padded, DOUBLE),
     )
-    numbers = partial(np.zeros, dtype=np.intp)
+    places = form.Places(
+        *(count(size) for size in (tile, tile, d + 2, 1, tile * d + 1, tile * d + 1, tile * d + 1)),
+        centres=np.empty(tile * d),
+        completed=np.empty(values[::-1]),
+        logs=np.empty(values[::-1]),
+    )
     return (
-        form.MissingConstants(*constants, *shared),
+        form.MissingConstants(
+            constants.origin, *of_mixture, np.tile(centre, tile), np.zeros((1, tile)), of_lanes
+        ),
         form.MissingBuffers(
-            *buffers,
-            lacking=numbers(tile),
-            order=numbers(tile),
-            ends=numbers(d + 2),
-            m=numbers(1),
-            features=numbers(tile * d + 1),
-            rows=numbers(tile * d + 1),
-            wheres=numbers(tile * d + 1),
-            centres=np.empty(tile * d),
-            completed=np.empty(of_values[::-1]),
-            logs=np.empty(of_values[::-1]),
-            responsibilities=np.zeros((tile, padded)),
-            covariances=np.zeros((d * d, padded)),
-            lanes=lanes,
+            *buffers[:4], buffers.about, places, np.zeros((tile, padded)), np.zeros((d * d, padded)), lanes
         ),
         finite,
     )
@@ -381,14 +371,14 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     """Return the loops, constants and buffers of compiled tiles under a plan that is `tiled`."""
     structure, (K, d), dtype = plan.parameters.structure, plan.parameters.means.shape, plan.dtype
     side = loops.products.side_of(d, DOUBLE.itemsize)
-    about_means = partial(_CentredSums, loops.centred, ((K, 1 + d), (K, side, side)))
+    about_means = partial(_CentredSums, loops.centred, ((K, 1 + d), (K, side, side)), structure)
     if plan.cutoffs is not None:
         near = _near_parts(plan, loops, side, plan.cutoffs)
         return Tiling(loops.blocks, loops.near.loops, *near, (), about_means())
     by_features = plan.frame is not None
-    tile = rows_of_tile(structure.n_row_features(d) if by_features else 2 * (1 + d), dtype.itemsize)
+    tile = rows_of_tile(plan.coefficients.shape[1] if by_features else 2 * (1 + d), dtype.itemsize)
     scores, extra = lines(K, tile, dtype), lines(2, tile, dtype)
-    if plan.incomplete:
+    if plan.incomplete and not by_features:
         parts = _missing_parts(plan, loops, side, scores, extra)
         return Tiling(loops.blocks, loops.missing.loops, *parts, about_means())
     if not by_features:
@@ -398,4 +388,5 @@ def tiling_of(plan: KernelPlan, loops: Loops) -> Tiling:
     form = loops.features
     sums = _FeatureSums(form.PooledMoments if pools else form.FeatureMoments, plan.moment_shapes)
     parts = _feature_parts(plan, form, scores, extra)
-    return Tiling(loops.blocks, form.pooled_loops if pools else form.loops, *parts, sums)
+    complete_loops = form.pooled_loops if pools else form.loops
+    return Tiling(loops.blocks, form.incomplete_loops if plan.incomplete else complete_loops, *parts, sums)

@@ -161,6 +161,8 @@ class CovarianceStructure:
     shared: bool
     # Whether each component has a triangular factor of its own.
     own_factors: bool = False
+    # Whether the features of a component are independent of each other.
+    independent: bool = False
     # (K, d) -> the shape of the covariances, of their scatter and of the precision factors.
     shape: Callable[[int, int], tuple[int, ...]]
     # (K, d) -> the number of free parameters of the covariances.

@@ -45,6 +45,37 @@ def statistics_of_moments(
     return SufficientStatistics(read_only(weights), read_only(places), read_only_copy(scatter))
 
 
+def incomplete_coefficients(parameters: MixtureParameters, frame: Frame) -> Floats:
+    """Return W, (K, 1 + 3 d), for features ``[1, o y, o y², o]`` of rows with missing values.
+
+    o is 1 for values that a row has, and 0 for others. The features of each component are independent.
+    """
+    means = _means_in(parameters, frame)
+    variances = parameters.structure.variances(parameters.covariances, *means.shape)
+    of_known = np.log(2.0 * np.pi * variances) + means**2 / variances
+    parts = np.log(parameters.weights)[:, np.newaxis], means / variances, -0.5 / variances, -0.5 * of_known
+    return np.hstack(parts)
+
+
+def statistics_of_incomplete(
+    parameters: MixtureParameters, frame: Frame, sums: Floats
+) -> SufficientStatistics:
+    """Return the expected statistics of the rows with sums (K, 1 + 3 d) of such features.
+
+    A missing value has the component's mean and variance, whatever the others are.
+    """
+    structure, before = parameters.structure, _means_in(parameters, frame)
+    weights, (values, squares, known) = sums[:, 0].copy(), np.split(sums[:, 1:], 3, axis=1)
+    missing = weights[:, np.newaxis] - known
+    variances = structure.variances(parameters.covariances, *before.shape)
+    means = quotients(values + missing * before, np.broadcast_to(weights[:, np.newaxis], before.shape))
+    spread = squares + missing * (before**2 + variances) - weights[:, np.newaxis] * means**2
+    scatter = np.zeros(structure.shape(*before.shape))
+    structure.add_outer(scatter, np.ones((1, len(weights))), np.sqrt(np.maximum(0.0, spread))[np.newaxis])
+    places = np.where(weights[:, np.newaxis] > 0, frame.centre + means, 0.0)
+    return SufficientStatistics(read_only(weights), read_only(places), read_only(scatter))
+
+
 def about_mean(parameters: MixtureParameters) -> Frame:
     """Return the frame about the mixture's mean whose coordinates are the rows' own."""
     return Frame(read_only_copy(parameters.weights @ parameters.means), None)

@@ -10,7 +10,7 @@ components have the same form. The choice is a fixed function of Θ, never of a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,8 @@ from emtau_dask.mixture.features import (
     coefficients,
     conditions,
     frames_of,
+    incomplete_coefficients,
+    statistics_of_incomplete,
     statistics_of_moments,
 )
 from emtau_dask.mixture.linalg import EPS, FEW_FEATURES, Floats, read_only_copy
@@ -192,7 +194,8 @@ class KernelPlan:
         Cut-offs by which compiled tiles skip components that do not count for a row, in the centred form;
         None if they score all.
     incomplete : bool
-        Whether compiled tiles score rows with missing values, in the centred form.
+        Whether compiled tiles score rows with missing values: by features if those of a component are
+        independent, otherwise in the centred form, in which all components have their own factors.
     """
 
     parameters: MixtureParameters
@@ -215,8 +218,15 @@ class KernelPlan:
 
     @cached_property
     def ceiling(self) -> float:
-        """Upper bound of the weighted log-density of any row, nats; it is subtracted from scores."""
-        return float(self.parameters.log_scales.max())
+        """Upper bound of the weighted log-density of any row, nats; it is subtracted from scores.
+
+        That of a row may be larger by the volume of what it lacks.
+        """
+        bound, parameters = float(self.parameters.log_scales.max()), self.parameters
+        if not self.incomplete:
+            return bound
+        variances = parameters.structure.variances(parameters.covariances, *parameters.means.shape)
+        return bound + float(np.maximum(0.0, 0.5 * np.log(2.0 * np.pi * variances.max(axis=0))).sum())
 
     @cached_property
     def log_scales(self) -> Floats:
@@ -227,7 +237,8 @@ class KernelPlan:
     def coefficients(self) -> Floats:
         """The coefficients of the F features in the scores of the components, (K, F)."""
         assert self.frame is not None
-        shifted = coefficients(self.parameters, self.frame)
+        of_features = incomplete_coefficients if self.incomplete else coefficients
+        shifted = of_features(self.parameters, self.frame)
         shifted[:, 0] -= self.ceiling
         return shifted
 
@@ -235,6 +246,8 @@ class KernelPlan:
     def moment_shapes(self) -> tuple[tuple[int, int], ...]:
         """The shapes of the moments of features."""
         structure, (n_components, n_features) = self.parameters.structure, self.parameters.means.shape
+        if self.incomplete:
+            return ((n_components, 1 + 3 * n_features),)
         return structure.moment_shapes(n_components, structure.n_row_features(n_features))
 
     def statistics(self, sums: RowSums) -> SufficientStatistics:
@@ -244,7 +257,10 @@ class KernelPlan:
             return sums.statistics
         assert self.frame is not None
         structure, moments = self.parameters.structure, views_of(sums.moments, self.moment_shapes)
-        statistics = statistics_of_moments(structure, self.frame, moments)
+        if self.incomplete:
+            statistics = statistics_of_incomplete(self.parameters, self.frame, *moments)
+        else:
+            statistics = statistics_of_moments(structure, self.frame, moments)
         return statistics if sums.statistics is None else merge(structure, statistics, sums.statistics)
 
     @property
@@ -311,11 +327,14 @@ def plan_tiles(
 def plan_incomplete(parameters: MixtureParameters) -> KernelPlan:
     """Return the plan by which compiled tiles score rows with missing values.
 
-    It is that of NumPy if components share factors, if digits would be lost, or if the precisions of all
-    components are too large for a tile.
+    It is that of NumPy if digits would be lost, or if the precisions of all components are too large for a
+    tile.
     """
-    (K, d), own = parameters.means.shape, parameters.structure.own_factors
-    if not own or 8 * K * d**2 > MAX_PRECISION_BYTES:
+    K, d = parameters.means.shape
+    if parameters.structure.independent:
+        plan = plan_kernel(parameters)
+        return replace(plan, incomplete=plan.frame is not None)
+    if d > MAX_TILED_FEATURES or 8 * K * d**2 > MAX_PRECISION_BYTES:
         return plan_kernel(parameters)
     errors = EPS * conditions(parameters, about_mean(parameters))
     return (

@@ -114,6 +114,7 @@ def _add_diag_outer(scatter: Floats, weights: Floats, vectors: Floats) -> None:
 DIAG = CovarianceStructure(
     name="diag",
     shared=False,
+    independent=True,
     shape=lambda K, d: (K, d),
     n_parameters=lambda K, d: K * d,
     covariances=lambda scatter, weights, d, reg: scatter / weights[:, np.newaxis] + reg,
@@ -156,6 +157,7 @@ def _add_spherical_outer(scatter: Floats, weights: Floats, vectors: Floats) -> N
 SPHERICAL = CovarianceStructure(
     name="spherical",
     shared=False,
+    independent=True,
     shape=lambda K, d: (K,),
     n_parameters=lambda K, d: K,
     covariances=lambda scatter, weights, d, reg: scatter / (weights * d) + reg,
@@ -195,6 +197,7 @@ def _add_tied_diag_outer(scatter: Floats, weights: Floats, vectors: Floats) -> N
 TIED_DIAG = CovarianceStructure(
     name="tied_diag",
     shared=True,
+    independent=True,
     shape=lambda K, d: (d,),
     n_parameters=lambda K, d: d,
     covariances=lambda scatter, weights, d, reg: scatter / weights.sum() + reg,
@@ -235,6 +238,7 @@ def _add_tied_spherical_outer(scatter: Floats, weights: Floats, vectors: Floats)
 TIED_SPHERICAL = CovarianceStructure(
     name="tied_spherical",
     shared=True,
+    independent=True,
     shape=lambda K, d: (),
     n_parameters=lambda K, d: 1,
     covariances=lambda scatter, weights, d, reg: np.asarray(scatter / (weights.sum() * d) + reg),

@@ -136,16 +136,18 @@ class TestFitAgainstANaiveLoop:
         assert np.allclose(full, covariances, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
-def test_compiled_loops_against_a_naive_loop(weighted):
+def test_compiled_loops_against_a_naive_loop(weighted, covariance_type):
     row_weights = np.random.default_rng(1).integers(0, 3, size=len(ROWS)) if weighted else np.ones(len(ROWS))
-    weights, means, covariances, bounds = naive_em("full", ROWS, row_weights)
+    weights, means, covariances, bounds = naive_em(covariance_type, ROWS, row_weights)
     with dask.config.set({"emtau.compiled": "always"}):
-        found = stepwise(sample_weight=row_weights if weighted else None)
+        found = stepwise(covariance_type, sample_weight=row_weights if weighted else None)
     assert np.allclose(found.lower_bounds_, bounds, rtol=1e-10)
     assert np.allclose(found.weights_, weights, rtol=1e-9)
     assert np.allclose(found.means_, means, rtol=1e-9, atol=1e-10)
-    assert np.allclose(found.covariances_, covariances, rtol=1e-8, atol=1e-10)
+    full = full_covariances(found.covariances_, covariance_type, K, D)
+    assert np.allclose(full, covariances, rtol=1e-8, atol=1e-10)
 
 
 MANY, _ = starts.mixture(6000, K, D, separation=3.0, seed=22)
@@ -286,17 +288,21 @@ def naive(model):
 
 
 class TestPredictions:
-    def test_scores_responsibilities_and_labels(self, model):
+    @pytest.mark.parametrize("compiled", ["never", "always"])
+    def test_scores_responsibilities_and_labels(self, model, compiled):
         expected = naive(model)
-        assert np.allclose(model.score_samples(ROWS), [each[0] for each in expected], rtol=1e-9, atol=1e-9)
-        responsibilities = np.array([each[1] for each in expected])
-        assert np.allclose(model.predict_proba(ROWS), responsibilities, rtol=1e-8, atol=1e-12)
-        assert np.array_equal(model.predict(ROWS), responsibilities.argmax(axis=1))
-        assert model.score(ROWS) == pytest.approx(np.mean([each[0] for each in expected]), rel=1e-10)
+        logs, responsibilities = (np.array(each) for each in list(zip(*expected, strict=True))[:2])
+        with dask.config.set({"emtau.compiled": compiled}):
+            assert np.allclose(model.score_samples(ROWS), logs, rtol=1e-9, atol=1e-9)
+            assert np.allclose(model.predict_proba(ROWS), responsibilities, rtol=1e-8, atol=1e-12)
+            assert np.array_equal(model.predict(ROWS), responsibilities.argmax(axis=1))
+            assert model.score(ROWS) == pytest.approx(logs.mean(), rel=1e-10)
 
-    def test_imputed_values(self, model):
+    @pytest.mark.parametrize("compiled", ["never", "always"])
+    def test_imputed_values(self, model, compiled):
         expected = [r @ completed for _, r, completed, _ in naive(model)]
-        found = model.impute(ROWS)
+        with dask.config.set({"emtau.compiled": compiled}):
+            found = model.impute(ROWS)
         assert np.allclose(found, expected, rtol=1e-8, atol=1e-9)
         assert np.array_equal(found[~np.isnan(ROWS)], ROWS[~np.isnan(ROWS)])
 

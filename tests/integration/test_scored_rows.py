@@ -3,6 +3,7 @@
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import dask
@@ -80,7 +81,11 @@ def test_what_goes_by_tiles_is_a_function_of_its_size(model, monkeypatch):
     assert kernels_to_score(None, model.parameters_, len(ROWS)).by_tiles
     assert not kernels_to_score(None, model.parameters_, len(ROWS) - 1).by_tiles
     assert not kernels_to_score(None, model.parameters_, np.nan).by_tiles
-    assert not kernels_to_score(None, model.parameters_, len(ROWS), missing="marginalise").by_tiles
+    with_missing = partial(kernels_to_score, None, model.parameters_, len(ROWS), missing="marginalise")
+    assert not with_missing().by_tiles
+    monkeypatch.setattr(compiling, "MIN_PRODUCTS", 3 * 10 * len(ROWS))
+    assert with_missing().by_tiles
+    assert not with_missing(by_pattern=True).by_tiles
 
 
 class Recorder(SilentObserver):

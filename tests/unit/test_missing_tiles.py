@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from references import drawn
+from references import COVARIANCE_TYPES, drawn
 
 from emtau_dask.kernels.dispatch import Kernels
 from emtau_dask.mixture.estep import MostProbable
@@ -36,9 +36,10 @@ def summed(kernels, rows, weights):
 @pytest.mark.parametrize(("K", "d", "share"), SHAPES)
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("unit", [1e-90, 1.0, 1e90])
-def test_results_are_those_by_pattern(K, d, share, weighted, unit):
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+def test_results_are_those_by_pattern(K, d, share, weighted, unit, covariance_type):
     rng = np.random.default_rng(0)
-    parameters = in_units(drawn("full", K, d), unit)
+    parameters = in_units(drawn(covariance_type, K, d), unit)
     rows = parameters.means[rng.integers(K, size=N)] + 3 * unit * rng.normal(size=(N, d))
     rows[rng.random(rows.shape) < share] = np.nan
     rows[5] = np.nan
@@ -75,8 +76,3 @@ def test_rows_beyond_the_range_are_found_as_by_pattern():
     kernels = [Kernels(plan_incomplete(parameters), compiled=True), PatternKernels(plan_kernel(parameters))]
     found, expected = (kernel.acquire(100).accumulate(rows).log_likelihoods for kernel in kernels)
     assert np.array_equal(found, expected, equal_nan=True)
-
-
-@pytest.mark.parametrize("covariance_type", ["tied", "diag"])
-def test_components_that_share_factors_are_scored_by_pattern(covariance_type):
-    assert not plan_incomplete(drawn(covariance_type, 3, 4)).incomplete

@@ -111,15 +111,16 @@ def test_what_cannot_go_by_tiles_goes_by_blocks():
     parameters = mixture("full", d=3)
     rows = rows_near(parameters, 200)
     expected = scored(scorer(parameters, 200), rows)
-    for kernels in (
-        scoring_kernels(parameters, compiled=False),
-        scoring_kernels(parameters, compiled=True, missing=True),
-    ):
+    far = replace(parameters, means=1e7 * parameters.means)
+    assert not scoring_kernels(far, compiled=True, missing=True).by_tiles
+    for missing in (False, True):
+        kernels = scoring_kernels(parameters, compiled=False, missing=missing)
         assert not kernels.by_tiles
         found = scored(kernels.acquire(200), rows)
         assert np.array_equal(found[1], expected[1])
         assert np.allclose(found[2], expected[2], rtol=1e-12)
     assert scoring_kernels(parameters, compiled=True).by_tiles
+    assert scoring_kernels(parameters, compiled=True, missing=True).by_tiles
 
 
 def test_a_copy_in_another_process_scores_alike():
