@@ -224,7 +224,7 @@ class GraphSource:
     """Any dask array: its own optimised tasks, and one reference for each block of a chunk.
 
     ``stored_inputs`` are the stored rows that its tasks read, if several processes compute it. ``computed``
-    is False if the blocks are in memory.
+    is False if the blocks are in memory. ``persisted`` says whether a cluster holds some of its tasks.
     """
 
     addressable = False
@@ -238,9 +238,9 @@ class GraphSource:
         self.dtype: np.dtype[Any] = array.dtype
         self.chunk_rows: tuple[int, ...] = array.chunks[0]
         distributed = sys.modules.get("distributed")
-        persisted = distributed is not None and distributed.client.futures_of(array)
+        self.persisted = distributed is not None and bool(distributed.client.futures_of(array))
         # dask's optimiser drops the futures of persisted arrays, so their graph is not optimised.
-        (optimised,) = (array,) if persisted else dask.optimize(array)
+        (optimised,) = (array,) if self.persisted else dask.optimize(array)
         self._graph: HighLevelGraph = optimised.__dask_graph__()
         self._keys = optimised.__dask_keys__()
 

@@ -2,9 +2,13 @@
 
 A default fit compares several starts on the smallest sample of the rows, or on all rows if these are few. Few
 rows are compared in memory (`em.short_runs`). Else a start makes up to 16 iterations on the sample, and is
-dropped after 4 if it can no longer reach the best one. The best start goes on over larger samples, then over
-all rows (`em.loop.iterate`), until its estimated gap is below the tolerance. Other fits make ``n_init`` whole
-runs, and the run with the highest final bound is the result.
+dropped after 4 if it can no longer reach the best one. With few rows for each parameter every start has two
+runs, one of which begins with annealed passes.
+
+The best start goes on over larger samples, then over all rows (`em.loop.iterate`), until its estimated gap is
+below the tolerance. With many rows, passes over a weighted part of them follow each pass over all rows
+(`policies.sampled`). Other fits make ``n_init`` whole runs, and the run with the highest final bound is the
+result.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ from emtau_dask.em.state import FitState, KMeansProgress, Progress, RunState
 from emtau_dask.em.state_store import StateStore
 from emtau_dask.errors import SingularComponentError, warn_user
 from emtau_dask.execution.executor import Executor
+from emtau_dask.execution.scheduler import lasting_processes
 from emtau_dask.execution.threads import lasting_threads
 from emtau_dask.interrupts import interruptible
 from emtau_dask.mixture.parameters import MixtureParameters
@@ -120,7 +125,7 @@ def fit(
     UserWarning
         A run collapsed and is left out.
     """
-    with lasting_threads(executor) as lasting:
+    with lasting_threads(executor) as lasting, lasting_processes():
         context = replace(context, verifier=state_store.verifier)
         problem = _problem(settings, sources, lasting, context)
         settings = _without_small_samples(settings, problem)

@@ -17,6 +17,7 @@ from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_digests
 from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import MANIFEST
 from emtau_dask.checkpoint.writer import CheckpointStateStore
+from emtau_dask.data.dask_arrays import GraphSource
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import RangeSource, chunk_ranges
 from emtau_dask.em.acceleration import memory_for
@@ -76,6 +77,11 @@ FITTED_TO = "fitted to "
 """Beginning of the note on what was fitted of a file that holds more."""
 J = TypeVar("J", bound=StateStore)
 LOG = logging.getLogger(__name__)
+COMPUTED_AGAIN = (
+    "X is a dask graph that the cluster does not hold, so each pass of the fit computes it again, some tens "
+    "of times. X.persist() keeps its rows in the workers' memory; or store them and fit the files."
+)
+"""The warning for rows that are computed by a cluster."""
 
 
 @contextmanager
@@ -238,6 +244,9 @@ def fit_session(
         with opened_sources(
             executor.client, estimator, data, sample_weight, responsibilities_init
         ) as sources:
+            rows = sources.rows
+            if executor.client is not None and isinstance(rows, GraphSource) and not rows.persisted:
+                warn_user(COMPUTED_AGAIN)
             yield executor, fit_observer, sources
 
 

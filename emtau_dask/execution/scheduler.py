@@ -6,10 +6,12 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, CancelledError
+from concurrent.futures import BrokenExecutor, CancelledError, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import dask.multiprocessing
 import dask.threaded
 from dask.base import get_scheduler, named_schedulers
 from dask.system import CPU_COUNT
@@ -68,6 +70,28 @@ def local_scheduler() -> Callable[..., Any] | None:
     """
     schedule: Callable[..., Any] = _scheduler() or dask.threaded.get
     return schedule if schedule in (dask.threaded.get, dask.local.get_sync) else None
+
+
+@contextmanager
+def lasting_processes() -> Iterator[None]:
+    """Keep dask's pool of processes from pass to pass, if its setting ``scheduler`` is that and it has none.
+
+    Else dask would start new processes in each pass, which import everything again.
+    """
+    if _scheduler() is not dask.multiprocessing.get or dask.config.get("pool", None) is not None:
+        yield
+        return
+    begin = partial(
+        dask.multiprocessing.initialize_worker_process,
+        user_initializer=dask.config.get("multiprocessing.initializer", None),
+    )
+    context = dask.multiprocessing.get_context()
+    pool = ProcessPoolExecutor(threads_of_process(), mp_context=context, initializer=begin)
+    try:
+        with dask.config.set({"pool": pool, "multiprocessing.initializer": None}):
+            yield
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def in_process() -> bool:

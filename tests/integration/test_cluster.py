@@ -97,6 +97,14 @@ class TestBits:
             warnings.filterwarnings("error", message="Sending large graph")
             fit(np.tile(ROWS, (100, 1)), max_iter=1)
 
+    def test_a_graph_that_is_computed_in_every_pass_is_warned_about(self, client):
+        graph = da.from_array(ROWS, chunks=(500, ROWS.shape[1])).map_blocks(np.negative)
+        with pytest.warns(UserWarning, match=r"computes it again.*X\.persist\(\)"):
+            fit(graph, max_iter=1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*computes it again")
+            fit(graph.persist(), max_iter=1)
+
     def test_a_resumed_fits_are_those_of_one_that_was_not_interrupted(
         self, client, stored, threaded, tmp_path
     ):
@@ -110,6 +118,22 @@ def test_multiprocessing_gives_the_bits_of_threads(stored, threaded, tmp_path):
         from_memory = fit(ROWS)
     with dask.config.set(THREADS):
         assert_same_bits(from_memory, fit(ROWS))
+
+
+def test_processes_of_dasks_pool_last_for_the_whole_fit(tmp_path):
+    """New ones in each pass would import everything again."""
+
+    def noted(block):
+        (tmp_path / str(os.getpid())).touch()
+        return block
+
+    graph = da.from_array(ROWS, chunks=(500, ROWS.shape[1])).map_blocks(noted, meta=ROWS[:0])
+    with dask.config.set(scheduler="processes", num_workers=2):
+        model = fit(graph, max_iter=3)
+        assert dask.config.get("pool", None) is None
+    assert 1 <= len(list(tmp_path.iterdir())) <= 2
+    with dask.config.set(THREADS):
+        assert_same_bits(model, fit(ROWS, max_iter=3))
 
 
 class TestWhoReads:
