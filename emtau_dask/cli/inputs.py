@@ -12,7 +12,7 @@ import zarr
 from numpy.typing import NDArray
 
 from emtau_dask.cli.config import DataSection, RunConfig
-from emtau_dask.data.cube_files import cube_at, open_dataset
+from emtau_dask.data.cube_files import cube_at, flags_of_fit, open_dataset
 from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import as_source, column_names, has_columns, open_column, open_source
 from emtau_dask.data.source import RangeSource, Source
@@ -138,15 +138,21 @@ def open_rows_or_cube(
 
     Raises as `open_rows` and `cube_at`.
     """
-    cube = cube_at(place, features, array, fitted)
-    if cube is not None and columns is None:
-        if fitted is not None and cube.names != tuple(fitted):
-            raise InvalidDataError(
-                f"{place} has the features {list(cube.names)}; the fit had {list(fitted)}. "
-                "Give the same ones in the same order."
-            )
-        return as_source(cube.rows, ndim=2, what=place), cube
-    return open_rows(place, array=array, columns=columns, observer=observer), None
+    try:
+        cube = cube_at(place, features, array, fitted)
+        if cube is None or columns is not None:
+            return open_rows(place, array=array, columns=columns, observer=observer), None
+    except InvalidDataError as error:
+        flags = flags_of_fit(place, fitted) if features is None and array is None else ""
+        if not flags:
+            raise
+        raise InvalidDataError(f"{error} The features of the fit are read with {flags}.") from error
+    if fitted is not None and cube.names != tuple(fitted):
+        raise InvalidDataError(
+            f"{place} has the features {list(cube.names)}; the fit had {list(fitted)}. "
+            "Give the same ones in the same order."
+        )
+    return as_source(cube.rows, ndim=2, what=place), cube
 
 
 def open_rows(

@@ -61,6 +61,7 @@ SHARED = (
     "algorithm.name",
     "stop.tol",
     "stop.max_iter",
+    "model.missing",
     "model.random_state",
     "output.directory",
     "checkpoint.path",

@@ -152,6 +152,16 @@ def cube_at(
     return found
 
 
+def flags_of_fit(place: Place, fitted: Sequence[str] | None) -> str:
+    """Return the flags for each variable that has the features of a fit along a dimension; "" if none has."""
+    try:
+        data = open_dataset(paths_at(place)[0])
+    except EmtauError:
+        return ""
+    found = ((name, dim) for name in by_dimensions(data) for dim in dimensions_named(data[name], fitted))
+    return " or ".join(f"--features {dim} --array {name}" for name, dim in found)
+
+
 def described(data: Any) -> str:
     """Return the variables of a Dataset with their dimensions."""
     named = (f"{name} ({', '.join(map(str, data[name].dims))})" for name in by_dimensions(data))

@@ -21,8 +21,10 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from emtau_dask.data.source import CHUNK_BYTES, check_dtype
-from emtau_dask.errors import InvalidDataError, short
+from emtau_dask.errors import InvalidDataError, short, warn_user
 
+PACKED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
+"""Attributes that say how numbers are decoded; xarray moves them to the encoding when it does so."""
 MOST_BYTES = 2**28
 NO_LABEL = -1
 """What integers that are written have in the place of NaN."""
@@ -161,10 +163,18 @@ def cube_of(data: Any, features: Any, fitted: Sequence[str] | None) -> Cube | No
         There is no such dimension or variable, or no dimension is left for rows.
     InvalidDtypeError
         The values are no real numbers; nothing has been read.
+
+    Warns
+    -----
+    UserWarning
+        The attributes of an array say that its numbers are not decoded.
     """
     if hasattr(data, "data_vars"):
         names = _variables(data, features, fitted)
+        for name in names:
+            _warn_if_packed(data[name], f"X[{name!r}]")
         return _of_variables([data[name] for name in names], names, data)
+    _warn_if_packed(data, "X")
     if len(set(data.dims)) < data.ndim:
         raise InvalidDataError(
             f"X has a dimension twice: {_listed(data.dims)}. Give each a name of its own, for example with "
@@ -172,6 +182,16 @@ def cube_of(data: Any, features: Any, fitted: Sequence[str] | None) -> Cube | No
         )
     dim = _dimension(data, features, fitted)
     return None if dim is None else _of_dimension(data, dim)
+
+
+def _warn_if_packed(array: Any, what: str) -> None:
+    packed = [name for name in PACKED if name in array.attrs]
+    if packed:
+        warn_user(
+            f"{what} has the attributes {_listed(packed)}, which were not applied: its numbers are as "
+            "stored. Decode them with xarray.decode_cf(dataset), or open the data without "
+            "mask_and_scale=False."
+        )
 
 
 def _listed(names: Any) -> str:
@@ -211,11 +231,27 @@ def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[s
         raise InvalidDataError(
             f"features = {short(features)} must be a list of different variables, {remedy}"
         )
+    if all(name in data.dims for name in names):
+        one = next(iter(some), "name")
+        raise InvalidDataError(
+            f"features = {short(names)} are only dimensions of X. For the places along one as features give "
+            f"X[{one!r}] with features={names[0]!r}; else name variables, {remedy}"
+        )
     for name in names:
         if name not in data.variables:
             near = _nearest(name, data.variables)
-            raise InvalidDataError(f"X has no variable {name!r}.{near} Name others, {remedy}")
+            raise InvalidDataError(
+                f"X has no variable {name!r}.{near}{_along(data, fitted)} Name others, {remedy}"
+            )
     return names
+
+
+def _along(data: Any, fitted: Sequence[str] | None) -> str:
+    """Return how to give the variable and the dimension that have the features of a fit, as a text."""
+    for name in by_dimensions(data):
+        for dim in dimensions_named(data[name], fitted):
+            return f" The fit's features lie along {dim!r}: give X[{name!r}] with features={dim!r}."
+    return ""
 
 
 def _dimension(array: Any, features: Any, fitted: Sequence[str] | None) -> Any:

@@ -413,7 +413,8 @@ def _member(store: Store, path: str, group: Found, array: str | None, where: str
         if problem is not None:
             remedies = [
                 "Name one of the arrays: --array NAME, in Python zarr.open_group(...)[NAME]. ",
-                "Of a cube name the features: --features A,B, in Python fit(..., features=['A', 'B']). ",
+                "Of a cube name the features: --features A,B, in Python fit(..., features=['A', 'B']), or "
+                "those along one dimension: --features DIMENSION --array NAME. ",
             ]
             labelled = any(found.document.get("dimension_names") for found in arrays.values())
             if array is None and (labelled or max(axes.values(), default=0) > 2):

@@ -9,6 +9,7 @@ from typing import Any
 import dask
 import dask.threaded
 
+from emtau_dask.errors import ClusterError
 from emtau_dask.execution.dask_graph import GraphExecutor, computed
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.scheduler import active_client, local_scheduler, local_threads, threads_of_process
@@ -27,11 +28,19 @@ def choose_executor() -> Executor:
     Raises
     ------
     ClusterError
-        The client is asynchronous, or gone.
+        The client is asynchronous, or there is none where the setting asks for one.
     ConfigError
         Dask's ``scheduler`` setting names none.
     """
-    client, schedule = active_client(), local_scheduler()
+    try:
+        client, schedule = active_client(), local_scheduler()
+    except ClusterError as error:
+        if "no Client active" not in str(error):
+            raise
+        raise ClusterError(
+            f"dask's setting scheduler is {dask.config.get('scheduler')!r}, but there is no active client: "
+            "create a Client first, or set dask.config.set(scheduler='threads')."
+        ) from error
     if schedule is dask.threaded.get:
         return threads_of_dask(local_threads())
     return GraphExecutor(client) if schedule is None else one_thread()

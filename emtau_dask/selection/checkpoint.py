@@ -136,7 +136,8 @@ class SelectionCheckpoint:
             if stored_value != value and (name, value) != ("random_state", None):
                 raise CheckpointMismatchError(
                     f"{name} is {short(value)}; the selection in {self.location} has {short(stored_value)}. "
-                    "Give the same to continue, or choose another place."
+                    "Give the same to continue, choose another place, or begin anew: with --overwrite of "
+                    "emtau select, in Python after removing what is there."
                 )
         return stored
 

@@ -243,6 +243,14 @@ class TestScheduling:
 
         asyncio.run(attempt())
 
+    @pytest.mark.parametrize("setting", ["distributed", "dask.distributed"])
+    def test_a_setting_without_a_client_is_refused(self, stored, setting):
+        with (
+            dask.config.set(scheduler=setting),
+            pytest.raises(ClusterError, match=f"'{setting}', but there is no active client: create a Client"),
+        ):
+            fit(stored)
+
     def test_two_fits_at_once_do_not_disturb_each_other(self, one, stored, threaded):
         found = {}
         threads = [

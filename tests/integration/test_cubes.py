@@ -421,6 +421,8 @@ class TestRefusals:
             (SET, [], "must be a list of different variables"),
             (SET, set(NAMES), "must be a list of different variables"),
             (SET, 3, "must be a list of different variables"),
+            (SET, ["lat"], r"only dimensions of X\..* give X\['temperature'\] with features='lat'"),
+            (SET, ["lat", "lon"], r"\['lat', 'lon'\] are only dimensions of X\."),
             (SET[["temperature"]].isel(time=0, lat=0, lon=0), ["temperature"], "X has no rows"),
             (CUBE[0, 0, 0], "band", r"X has no rows.*expand_dims"),
             (TWICE, "lat", "dimension twice: 'lat', 'lat', 'band'"),
@@ -482,6 +484,11 @@ class TestRefusals:
         with pytest.raises(InvalidDataError, match="the fit had"):
             fitted.predict(SET, features=NAMES[::-1])
 
+    def test_a_set_whose_variable_has_the_features_of_the_fit_along_a_dimension(self, fitted):
+        data = CUBE.drop_vars("by_band_and_lat").to_dataset(name="sea").assign(land=CUBE.lat * 0.5)
+        with pytest.raises(InvalidDataError, match=r"along 'band': give X\['sea'\] with features='band'"):
+            fitted.predict(data)
+
     @pytest.mark.parametrize("data", [CUBE, CUBE[0, 0], CUBE[0, 0].chunk()])
     def test_of_labels_in_another_order_than_in_the_fit(self, fitted, data):
         with pytest.raises(InvalidDataError, match=r"'oxygen', 'salinity', 'temperature'.*the fit had"):
@@ -525,6 +532,16 @@ class TestRefusals:
         data = xr.Dataset({"crs": 0, "depth": ("lat", np.zeros(LATS))}).merge(SET)
         with pytest.raises(InvalidDataError, match=r"such as features=\['temperature', 'salinity'\]"):
             mixture().fit(data)
+
+
+@pytest.mark.parametrize("attribute", ["_FillValue", "missing_value", "scale_factor", "add_offset"])
+def test_numbers_that_are_not_decoded_are_warned_of(attribute):
+    warned = rf"has the attributes '{attribute}', which were not applied.*xarray\.decode_cf"
+    with pytest.warns(UserWarning, match=f"X {warned}"):
+        mixture().fit(CUBE.assign_attrs({attribute: 1}), features="band")
+    data = SET.assign(oxygen=SET.oxygen.assign_attrs({attribute: 1}))
+    with pytest.warns(UserWarning, match=rf"X\['oxygen'\] {warned}"):
+        mixture().fit(data, features=NAMES)
 
 
 def test_labels_that_are_whole_numbers_are_called_alike_as_integers_and_as_floats(theirs):
@@ -602,6 +619,16 @@ class TestTheCommandLine:
         command("report", "one", "page.html", "--data", "two.nc", "--features", "band", "--array", "sky")
         command("predict", "one", "c.nc", "again.zarr")
         np.testing.assert_array_equal(xr.open_zarr("again.zarr").labels, model.predict(CUBE))
+
+    @pytest.mark.parametrize("name", ["c.nc", "c.zarr"])
+    def test_says_how_to_give_the_features_of_the_fit_again(self, fitted, name):
+        sea = CUBE.reset_coords(drop=True)
+        data = xr.Dataset({"cell": sea[:, :, 0, 0] * 0.5, "sea": sea, "levels": sea[0, 0, 0]})
+        data.to_netcdf(name) if name == "c.nc" else data.to_zarr(name)
+        fitted.save("m.zarr")
+        said = command("predict", "m.zarr", name, "l.zarr", code=1).stderr
+        assert "read with --features band --array sea or --features band --array levels." in said
+        command("predict", "m.zarr", name, "l.zarr", "--features", "band", "--array", "sea")
 
     def test_is_what_a_config_says_and_resumed(self):
         holes = SET.where(SET.area > 7).assign(share=np.cos(np.deg2rad(SET.lat)))

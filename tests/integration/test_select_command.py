@@ -107,6 +107,7 @@ def test_the_same_command_goes_on_and_another_is_refused(place):
     assert {path: path.stat().st_mtime_ns for path in (place / "out" / "selection").rglob("*")} == kept
     line = refusal("m.zarr", "--components", "2:5", "-o", "out", code=1)
     assert "candidates is" in line
+    assert "begin anew: with --overwrite" in line
     replaced = selected("m.zarr", "--components", "2:3", "-o", "out", "--overwrite")
     assert "best by BIC: 3" in replaced.stdout
     assert "the largest number that was tried; try larger ones, too: -k 3:6" in replaced.stdout
@@ -156,6 +157,17 @@ def test_columns_and_settings_reach_the_candidates(place):
     assert [each["bic"] for each in values["candidates"]] == pytest.approx(
         [each.bic for each in found.table_]
     )
+
+
+def test_rows_with_missing_values_are_dropped_and_a_selection_of_all_is_replaced(place):
+    rows = ROWS.copy()
+    rows[::5, 0] = np.nan
+    np.save("holes.npy", rows)
+    options = ("holes.npy", "-k", "2,3", "-o", "out")
+    assert "emtau: --missing drop" in refusal(*options, code=1)
+    assert "--overwrite" in refusal(*options, "--missing", "drop", code=1)
+    values = json.loads(selected(*options, "--missing", "drop", "--overwrite", "--json").stdout)
+    assert values["rows"] == 480
 
 
 def test_a_fit_that_stops_at_max_iter_ends_with_3():
