@@ -296,7 +296,8 @@ def make_problem(
         total_weight, n_rows, first_bad = totals
         if first_bad is not None:
             raise InvalidDataError(
-                f"{first_bad}; weights must be finite and at least 0 (and at most {LARGEST:g})."
+                f"{first_bad}; weights must be finite and at least 0 (and at most {LARGEST:g}). Where they "
+                "are missing give 0, as by .fillna(0): rows of weight 0 take no part."
             )
         if n_rows == 0:
             raise InvalidDataError(
@@ -351,6 +352,11 @@ def _without_incomplete(problem: Problem) -> Problem:
     assert totals is not None
     if not totals.present:
         rarest = int(totals.lacking.argmax())
+        if totals.lacking.min() == problem.rows.shape[0]:
+            raise AbsentFeatureError(
+                "every row lacks every feature, so that missing='drop' leaves none. Give data with values: a "
+                "cube, for instance, that is not land alone."
+            )
         share = totals.lacking[rarest] / problem.rows.shape[0]
         raise AbsentFeatureError(
             f"no row is complete, so that missing='drop' leaves none; feature {rarest} is missing in "

@@ -9,7 +9,6 @@ from typing import Any
 import dask
 import dask.threaded
 
-from emtau_dask.errors import ClusterError
 from emtau_dask.execution.dask_graph import GraphExecutor, computed
 from emtau_dask.execution.executor import Executor
 from emtau_dask.execution.scheduler import active_client, local_scheduler, local_threads, threads_of_process
@@ -32,15 +31,7 @@ def choose_executor() -> Executor:
     ConfigError
         Dask's ``scheduler`` setting names none.
     """
-    try:
-        client, schedule = active_client(), local_scheduler()
-    except ClusterError as error:
-        if "no Client active" not in str(error):
-            raise
-        raise ClusterError(
-            f"dask's setting scheduler is {dask.config.get('scheduler')!r}, but there is no active client: "
-            "create a Client first, or set dask.config.set(scheduler='threads')."
-        ) from error
+    client, schedule = active_client(), local_scheduler()
     if schedule is dask.threaded.get:
         return threads_of_dask(local_threads())
     return GraphExecutor(client) if schedule is None else one_thread()

@@ -44,13 +44,18 @@ def active_client() -> Any:
     Raises
     ------
     ClusterError
-        The client is asynchronous, or gone.
+        The client is asynchronous, or there is none where the setting asks for one.
     ConfigError
         Dask's ``scheduler`` setting names none.
     """
     try:
         scheduler = _scheduler()
     except RuntimeError as error:
+        if "no Client active" in str(error):
+            raise ClusterError(
+                f"dask's setting scheduler is {dask.config.get('scheduler')!r}, but there is no active "
+                "client: create a Client first, or set dask.config.set(scheduler='threads')."
+            ) from error
         raise ClusterError(
             f"the active dask client is asynchronous or gone ({error}). Fit with a synchronous one, "
             "Client(..., asynchronous=False), or in a thread of its own; or set "

@@ -227,6 +227,10 @@ class TestRefusals:
         ):
             mixture().fit(frame)
 
+    def test_every_row_lacks_every_feature(self):
+        with pytest.raises(InvalidDataError, match="every row lacks every feature"):
+            mixture().fit(np.full((20, 3), np.nan))
+
     def test_fewer_complete_rows_than_components(self):
         with pytest.raises(InvalidDataError, match="n_components = 3, n_samples = 2 without missing values"):
             mixture().fit(np.vstack([ROWS[INCOMPLETE], COMPLETE[:2]]))
