@@ -7,6 +7,7 @@ everything that the command line prints passes through this module.
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 import warnings
@@ -165,6 +166,12 @@ def listed(texts: Iterable[str]) -> str:
     named = [one_line(text) for text in texts]
     more = f" and {len(named) - MAX_LISTED:,} more" if len(named) > MAX_LISTED else ""
     return f"{', '.join(named[:MAX_LISTED])}{more}"
+
+
+def did_you_mean(name: object, names: Iterable[object]) -> str:
+    """Return a sentence, after a space, that names the nearest of the names; "" if none is near."""
+    near = difflib.get_close_matches(str(name), [str(each) for each in names], 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def plain_table(

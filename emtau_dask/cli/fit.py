@@ -12,12 +12,13 @@ from emtau_dask.cli.outputs import RunResult, checked_outputs, write_outputs
 from emtau_dask.cli.plan import Plan, check_memory, plan_of
 from emtau_dask.cli.resuming import check_repeated, override_keys, portable, resumed_config
 from emtau_dask.cli.verbosity import watching
+from emtau_dask.data.opening import check_columns
 from emtau_dask.errors import CheckpointError, InvalidDataError
 from emtau_dask.estimator.fitting import fit_estimator
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.resuming import open_saved, resume_estimator, saved_estimator
 from emtau_dask.storage.commits import check_startable
-from emtau_dask.storage.locations import is_pattern
+from emtau_dask.storage.locations import CHECKPOINT, fit_in, is_pattern
 from emtau_dask.storage.stores import object_store
 from emtau_dask.storage.urls import is_url
 
@@ -28,6 +29,8 @@ def run_fit(config: RunConfig, *, overwrite: bool) -> RunResult:
     ``overwrite`` lets it replace the results and the checkpoint of an earlier run.
     """
     model = estimator_of(config)
+    if config.data.columns is not None:
+        check_columns(config.place, config.data.columns)
     outputs = checked_outputs(config, overwrite=overwrite)
     if config.checkpoint.path is not None:
         check_startable(object_store(config.checkpoint.path), overwrite=overwrite)
@@ -52,10 +55,11 @@ def run_plan(config: RunConfig, *, overwrite: bool) -> Plan:
 
 
 def run_resume(run: str, overrides: Sequence[str], *, overwrite: bool) -> RunResult:
-    """Resume the interrupted run at a path or URL, and write the results of its section `output`.
+    """Resume the interrupted run at a path or URL, or in its folder, and write the results of `output`.
 
     ``overrides`` are as for `resumed_config`; ``overwrite`` lets it replace results of other runs.
     """
+    run = fit_in(run, CHECKPOINT)
     saved = open_saved(run)
     content = saved.manifest.run_config
     if content is None:

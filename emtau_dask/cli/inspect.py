@@ -23,16 +23,15 @@ from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.resuming import open_saved
 from emtau_dask.estimator.summary import gain_text
-from emtau_dask.selection.table import table_of_values
+from emtau_dask.selection.table import LEGEND, table_of_values
 from emtau_dask.storage.commits import FORMAT, VERSION
-from emtau_dask.storage.locations import OWN_GROUPS, kind_of
+from emtau_dask.storage.locations import CHECKPOINT, MODEL, fit_in, kind_of
 from emtau_dask.storage.urls import is_url, plain_path
 from emtau_dask.storage.zarr_check import own_group
 
 LAST_ITERATIONS = 10
 UNRESOLVED = ("algorithm", "tol", "n_init", "acceleration")
 """Settings whose text or None is resolved by the shape of the data."""
-MODEL, CHECKPOINT = OWN_GROUPS[MODEL_FORMAT], OWN_GROUPS[FORMAT]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +51,7 @@ def inspect_place(place: str) -> Inspection:
     Raises `CheckpointError` if every commit of a checkpoint is damaged, and `InvalidDataError` for a damaged
     model and for anything else, which the message names.
     """
-    folder, place = Path(plain_path(place)), _fit_in(place)
+    folder, place = Path(plain_path(place)), fit_in(place, MODEL, CHECKPOINT)
     kind = _kind(place)
     if kind == MODEL:
         model = GaussianMixture.load(place)
@@ -69,18 +68,6 @@ def inspect_place(place: str) -> Inspection:
     return Inspection(described, (run_table(described), *history))
 
 
-def _fit_in(place: str) -> str:
-    """Return the model in the folder of a run, or else its only checkpoint; any other place as it is."""
-    if is_url(place) or kind_of(place) not in ("a folder", "a dataset"):
-        return place
-    kinds = {str(path): kind_of(str(path)) for path in sorted(Path(plain_path(place)).iterdir())}
-    for wanted in (MODEL, CHECKPOINT):
-        found = [path for path, kind in kinds.items() if kind == wanted]
-        if len(found) == 1:
-            return found[0]
-    return place
-
-
 def _selection_in(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what ``select`` found, if the folder is one of its: values for JSON, and the candidates."""
     path = folder / SELECTION
@@ -91,7 +78,8 @@ def _selection_in(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         table = table_of_values(found)
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidDataError(f"{path} is not the table of a selection ({one_line(error)}).") from error
-    return {"selection": found}, (table.text(f"candidates of the selection in {folder}"),)
+    text = table.text(f"candidates of the selection in {folder}")
+    return {"selection": found}, (f"{text}\n{LEGEND}",)
 
 
 def _kind(place: str) -> str | None:

@@ -229,8 +229,8 @@ def fit(
 def resume(ctx: click.Context, run: str, overrides: list[str], overwrite: bool, as_json: bool) -> None:
     """Resume an interrupted run from its last commit.
 
-    RUN.zarr is its checkpoint, a path or URL. Its config travels inside it; --set may change stop.max_iter,
-    checkpoint.every, cluster.*, output.* and data that has moved.
+    RUN.zarr is its checkpoint, a path or URL, or the folder that holds it. Its config travels inside it;
+    --set may change stop.max_iter, checkpoint.every, cluster.*, output.* and data that has moved.
     A scheduler, URLs, and results that go elsewhere than beside RUN.zarr are
     given again.
     """

@@ -123,7 +123,7 @@ def result_values(result: RunResult) -> dict[str, Any]:
     """Return a result as values for JSON; a value that is unknown or was not written is None.
 
     ``lower_bound`` (the log-likelihood) and ``gap`` (what could still be gained) are nats per row, ``work``
-    passes over the rows.
+    passes over the rows. ``left_out`` are the rows that take no part.
     """
     model, outputs = result.model, result.outputs
     rows, features = result.inputs.rows.shape
@@ -134,6 +134,7 @@ def result_values(result: RunResult) -> dict[str, Any]:
         "components": outputs.config.model.n_components,
         "rows": rows,
         "features": features,
+        "left_out": rows - model.history_[-1].rows if model.history_ else 0,
         **finite,
         "converged": bool(model.converged_),
         "stop_reason": model.stop_reason_,

@@ -13,8 +13,8 @@ from emtau_dask.cli.inputs import Inputs, open_inputs, open_rows_or_cube
 from emtau_dask.cli.resuming import portable, resumed_config
 from emtau_dask.cli.verbosity import watching
 from emtau_dask.cli.yaml import to_yaml
-from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import columns_of_fit
+from emtau_dask.data.parquet import comma_separated
 from emtau_dask.data.source import Source
 from emtau_dask.em.history import FitObserver
 from emtau_dask.errors import ConfigError, EmtauError, InvalidDataError, features_named, masked_values
@@ -26,7 +26,7 @@ from emtau_dask.process import numerical_environment, software
 from emtau_dask.report.content import Subject
 from emtau_dask.report.page import report_page
 from emtau_dask.storage.commits import holds_run
-from emtau_dask.storage.locations import is_pattern, paths_at, place_text
+from emtau_dask.storage.locations import Place, is_pattern, paths_at, place_text
 from emtau_dask.storage.publishing import attributes_at, check_writable, refuse_existing_page, write_page
 from emtau_dask.storage.stores import object_store
 from emtau_dask.storage.urls import is_url, plain_path
@@ -71,8 +71,11 @@ def run_report(
                 data, array=array, columns=chosen, fitted=names, observer=observer, features=features
             )
             drawn = _drawn(subject.model, rows, None, observer)
-            command = subject.command or _command(subject.model, data, array, columns, cube)
-            subject = _with_notes(replace(subject, data=data, drawn=drawn, command=command))
+            of_cube = cube.features if cube else None
+            command = subject.command or _command(subject.model, data, array, chosen, of_cube)
+            arguments = subject.arguments or _arguments_of(data, array, chosen, of_cube)
+            subject = replace(subject, data=data, drawn=drawn, command=command, arguments=arguments)
+            subject = _with_notes(subject)
         elif recorded:
             inputs = open_inputs(_config_with_local_data(place, config), overwrite=False, observer=observer)
             drawn = _drawn(subject.model, inputs.rows, inputs.weights, observer)
@@ -89,6 +92,7 @@ def report_of_fit(
         name=Path(config.output.directory).name,
         place=config.output.directory,
         data=place_text(paths_at(config.place)),
+        arguments=_arguments_in(config, model),
         drawn=_drawn(model, inputs.rows, inputs.weights, observer),
         environment=software() | numerical_environment(),
         config=_repeatable_config(portable(config)),
@@ -144,7 +148,33 @@ def _with_config(subject: Subject, content: Any) -> tuple[Subject, RunConfig | N
         return subject, None
     config = resumed_config(content, subject.place, ())
     where = place_text(paths_at(config.place))
-    return replace(subject, data=where, config=_repeatable_config(content), command=REPEAT_COMMAND), config
+    repeatable = _repeatable_config(content)
+    arguments = _arguments_in(config, subject.model)
+    subject = replace(subject, data=where, config=repeatable, command=REPEAT_COMMAND, arguments=arguments)
+    return subject, config
+
+
+def _arguments_in(config: RunConfig, model: GaussianMixture) -> str:
+    """Return the arguments of `GaussianMixture.fit` for the data of a run, which are not read."""
+    data, columns = config.data, config.data.columns
+    if columns is None and data.features is None and {data.weights, data.labels} != {None}:
+        columns = getattr(model, "feature_names_in_", None)  # All columns but those of weights and labels.
+    weights = () if data.weights is None else ("sample_weight=weights",)
+    return ", ".join([_arguments_of(config.place, data.array, columns, data.features), *weights])
+
+
+def _arguments_of(
+    place: Place, array: str | None, columns: Sequence[str] | None, features: Sequence[str] | None
+) -> str:
+    """Return the arguments of `GaussianMixture.fit` for stored rows, as Python."""
+    rows = repr(place if isinstance(place, str) else list(place))
+    choice = (("columns", columns), ("features", features))
+    given: dict[str, object] = {name: [*map(str, names)] for name, names in choice if names is not None}
+    if array is not None and features is not None:
+        rows, given["features"] = f"xarray.open_dataset({rows}, chunks={{}})[{array!r}]", features[0]
+    elif array is not None:
+        rows = f"zarr.open({rows}, mode='r')[{array!r}]"
+    return ", ".join([rows, *(f"{name}={value!r}" for name, value in given.items())])
 
 
 def _repeatable_config(content: Mapping[str, Any]) -> str:
@@ -217,15 +247,19 @@ def _with_notes(subject: Subject) -> Subject:
 
 
 def _command(
-    model: GaussianMixture, data: str, array: str | None, columns: Sequence[str] | None, cube: Cube | None
+    model: GaussianMixture,
+    data: str,
+    array: str | None,
+    columns: Sequence[str] | None,
+    features: Sequence[str] | None,
 ) -> str:
     """Return the command that fits a mixture of the same shape to the given data."""
     given = {
         "-k": str(len(model.weights_)),
         "--covariance": model.parameters_.covariance_type,
         "--array": array,
-        "--columns": ",".join(columns) if columns else None,
-        "--features": ",".join(cube.features) if cube else None,
+        "--columns": None if columns is None else comma_separated(columns),
+        "--features": None if features is None else comma_separated(features),
         "--tol": str(model.tol),
         "--max-iter": str(model.max_iter),
         "--seed": None if model.random_state is None else str(model.random_state),

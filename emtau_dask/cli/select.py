@@ -31,7 +31,7 @@ from emtau_dask.estimator.inputs import BY_DEFAULT
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
 from emtau_dask.selection.criteria import SelectionSettings, checked_settings
 from emtau_dask.selection.select import select
-from emtau_dask.selection.table import CRITERIA, CandidateRecord, ComponentSelection
+from emtau_dask.selection.table import CRITERIA, LEGEND, CandidateRecord, ComponentSelection
 from emtau_dask.storage.urls import suffix_of
 
 FOLDER = "selection"
@@ -199,8 +199,8 @@ def summary_lines(result: SelectionResult) -> list[str]:
     saved = [f"{what} saved in {path}" for what, path in places.items()]
     folder = shlex.quote(outputs.config.output.directory)
     next_ = [f"next: emtau inspect {folder}, or emtau predict {folder} DATA OUT.zarr"]
-    lines = [line for table in tables for line in table.splitlines()]
-    return [*lines, *selection_lines(selection), *saved, *(next_ if "model" in outputs.places else ())]
+    lines = [*(line for table in tables for line in table.splitlines()), LEGEND, *selection_lines(selection)]
+    return [*lines, *saved, *(next_ if "model" in outputs.places else ())]
 
 
 def selection_lines(selection: ComponentSelection) -> list[str]:

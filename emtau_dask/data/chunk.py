@@ -47,7 +47,7 @@ convert a Python float to float32 (infinity) to compare it with float32 values."
 SEARCHED_VALUES = 2**15
 """Number of values that are searched for NaN at a time, so that they stay in the processor's cache."""
 INCOMPLETE = (
-    ' Rows with NaN are left out by missing="drop" (emtau: --missing drop), such as the land in a cube; '
+    ' Rows with NaN are left out by missing="drop" (emtau: --missing drop); '
     'missing="marginalise" (--missing marginalise) integrates over single missing values.'
 )
 """What can be done about NaN."""
@@ -261,7 +261,7 @@ class LoadedChunk:
         if self.start is None:
             return UnusableRowError(f"row {row} of chunk {self.chunk} of X {why}", row, feature)
         number = self.start + row
-        where = f"row {number} (chunk {self.chunk}, its row {row})"
+        where = f"row {number} (chunk {self.chunk}, its row {row})" if self.chunk else f"row {number}"
         return UnusableRowError(f"{where} of X {why}", number, feature)
 
     def weights_at(self, positions: Ints, factors: Floats | None = None) -> Floats | None:

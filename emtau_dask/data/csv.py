@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.dask_config import scratch_place
 from emtau_dask.data.npy import NpyHeader, NpyReader
-from emtau_dask.data.parquet import check_names, check_single
+from emtau_dask.data.parquet import check_names, check_single, not_numbers_text
 from emtau_dask.data.parquet_files import arrow_input
 from emtau_dask.data.source import RangeSource, even_chunks
 from emtau_dask.errors import InvalidDataError, InvalidDtypeError, StorageError, cause_of, short, warn_user
@@ -78,12 +78,7 @@ class CsvTable:
         place: str | Url = Url.of(path) if is_url(path) else str(Path(path).absolute())
         delimiter = DELIMITERS[suffix_of(path).lower()]
         with read_errors(str(place), remote=isinstance(place, Url)):
-            if isinstance(place, Url):
-                size = place.size_in(place.info())
-                beginning = place.read_range(0, min(size, BLOCK_BYTES))
-            else:
-                size = check_regular(place)
-                beginning = read_regular(place, 0, BLOCK_BYTES).tobytes()
+            size, beginning = _beginning(place)
             stream = io.BytesIO(beginning)
             text = (line.decode("utf-8-sig") for line in stream)
             fields = next(csv.reader(text, delimiter=delimiter), [])
@@ -161,10 +156,10 @@ class CsvTable:
                         ),
                     )
             except pa.ArrowInvalid as error:
-                raise self._parse_error(str(error)) from cause_of(error)
+                raise self._parse_error(str(error), columns) from cause_of(error)
 
-    def _parse_error(self, message: str) -> InvalidDataError:
-        """Return the error for a message of pyarrow."""
+    def _parse_error(self, message: str, columns: Sequence[int]) -> InvalidDataError:
+        """Return the error for a message of pyarrow about these columns."""
         if "invalid UTF8" in message:
             return InvalidDataError(
                 f"{self.place} is not in UTF-8 ({message}). Convert it once, for example with: "
@@ -176,11 +171,27 @@ class CsvTable:
                 f"{self.place} is not a table of {len(self.fields)} columns with rows of at most "
                 f"{BLOCK_BYTES:,} bytes: {message}. Correct or convert it."
             )
-        name = f"column {self.fields[int(found[1])]!r}" if self.named else f"column number {found[1]}"
-        return InvalidDtypeError(
-            f"{name} of {self.place} holds text ({short(found[2])}), not real numbers. Choose the numeric "
-            "columns (columns=, --columns), or convert it."
-        )
+        text = f"text ({short(found[2])})"
+        if not self.named:
+            return InvalidDtypeError(
+                f"column number {found[1]} of {self.place} holds {text}, not real numbers. Convert it, or "
+                "put a line of names above it and choose the numeric columns (columns=, --columns)."
+            )
+        others = {int(found[1]), *self._text_columns()}
+        texts, numbers = ([self.fields[j] for j in columns if (j in others) == of] for of in (True, False))
+        return InvalidDtypeError(not_numbers_text(str(self.place), texts, numbers, text))
+
+    def _text_columns(self) -> set[int]:
+        """Return the numbers of columns that hold text in the first rows."""
+        from pyarrow import csv as pa_csv
+
+        nulls = set(pa_csv.ConvertOptions().null_values)
+        lines = (line.decode("utf-8", "replace") for line in _beginning(self.place)[1].splitlines())
+        rows = islice(csv.reader(lines, delimiter=self.delimiter), 1, MAX_COMPARED_LINES)
+        with suppress(csv.Error):
+            values = [(j, value) for row in rows for j, value in enumerate(row) if value not in nulls]
+            return {j for j, value in values if not _is_number(value)}
+        return set()
 
 
 @dataclass(frozen=True)
@@ -212,6 +223,14 @@ def is_csv(place: Place) -> bool:
             suffix_of(path).lower() in DELIMITERS and (is_url(path) or not Path(path).is_dir())
             for path in paths_at(place)
         )
+
+
+def _beginning(place: str | Url) -> tuple[int, bytes]:
+    """Return the size of a file, and its first bytes."""
+    if isinstance(place, Url):
+        size = place.size_in(place.info())
+        return size, place.read_range(0, min(size, BLOCK_BYTES))
+    return check_regular(place), read_regular(place, 0, BLOCK_BYTES).tobytes()
 
 
 def _are_names(fields: Sequence[str], lines: Iterator[list[str]], place: str) -> bool:

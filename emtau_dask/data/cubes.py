@@ -6,7 +6,6 @@ block of the cube. Nothing is loaded but by the tasks of a chunk.
 
 from __future__ import annotations
 
-import difflib
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from emtau_dask.data.source import CHUNK_BYTES, check_dtype
-from emtau_dask.errors import InvalidDataError, short, warn_user
+from emtau_dask.errors import InvalidDataError, did_you_mean, short, warn_user
 
 PACKED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 """Attributes that say how numbers are decoded; xarray moves them to the encoding when it does so."""
@@ -198,11 +197,6 @@ def _listed(names: Any) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
-def _nearest(name: Any, names: Any) -> str:
-    near = difflib.get_close_matches(str(name), [str(each) for each in names], 1)
-    return f" Did you mean {near[0]!r}?" if near else ""
-
-
 def by_dimensions(data: Any) -> list[str]:
     """Return the names of a Dataset's variables, those with the most dimensions first."""
     return sorted(map(str, data.data_vars), key=lambda name: -data[name].ndim)
@@ -239,7 +233,7 @@ def _variables(data: Any, features: Any, fitted: Sequence[str] | None) -> list[s
         )
     for name in names:
         if name not in data.variables:
-            near = _nearest(name, data.variables)
+            near = did_you_mean(name, data.variables)
             raise InvalidDataError(
                 f"X has no variable {name!r}.{near}{_along(data, fitted)} Name others, {remedy}"
             )
@@ -272,9 +266,8 @@ def _dimension(array: Any, features: Any, fitted: Sequence[str] | None) -> Any:
             f"{_listed(array.dims)}. Several names are variables of a Dataset."
         )
     if features not in array.dims:
-        raise InvalidDataError(
-            f"X has no dimension {features!r}; it has {_listed(array.dims)}.{_nearest(features, array.dims)}"
-        )
+        near = did_you_mean(features, array.dims)
+        raise InvalidDataError(f"X has no dimension {features!r}; it has {_listed(array.dims)}.{near}")
     return features
 
 

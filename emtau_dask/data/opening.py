@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from emtau_dask.data.csv import CsvTable, ReadObserver, is_csv, open_csv
 from emtau_dask.data.dask_arrays import GraphSource, numpy_blocks_of, unchanged_zarr_array
 from emtau_dask.data.npy import npy_source
-from emtau_dask.data.parquet import open_parquet, parquet_names
+from emtau_dask.data.parquet import check_stored_names, open_parquet, parquet_names
 from emtau_dask.data.parquet_files import is_parquet
 from emtau_dask.data.source import (
     ChunkRange,
@@ -35,10 +36,13 @@ from emtau_dask.data.source import (
     memory_source,
 )
 from emtau_dask.data.zarr_arrays import array_source, open_zarr, zarr_source
-from emtau_dask.errors import InvalidDataError, counted, warn_user
+from emtau_dask.errors import InvalidDataError, counted, did_you_mean, warn_user
 from emtau_dask.storage.errors import read_errors
 from emtau_dask.storage.locations import NPY, Place, check_readable, paths_at
 from emtau_dask.storage.urls import is_url, suffix_of
+
+MAX_BESIDE = 10_000
+"""Maximum number of names of a folder among which that nearest to a wrong one is searched."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,8 @@ def open_source(
         with read_errors(path, remote=False):
             if not is_url(path) and not Path(path).exists():
                 raise InvalidDataError(
-                    f"{path} does not exist. Give a zarr array or group, a .npy, a parquet or a CSV file."
+                    f"{path} does not exist.{_nearest_beside(path)} Give a zarr array or group, a .npy, "
+                    "a parquet, a CSV or a netCDF file."
                 )
     if len(paths) == 1:
         return _open_one(paths[0], array, columns, observer)
@@ -162,6 +167,14 @@ def open_source(
     if is_csv(paths):
         return open_csv(paths, columns, observer=observer)
     return joined([_open_one(path, array, columns, observer) for path in paths], paths)
+
+
+def _nearest_beside(path: str) -> str:
+    """Return a sentence that names what is nearest to a name in its folder; "" if nothing is near."""
+    wrong, names = Path(path), []
+    with suppress(OSError):
+        names += [each.name for each in islice(wrong.parent.iterdir(), MAX_BESIDE)]
+    return did_you_mean(wrong.name, names)
 
 
 def _open_one(
@@ -199,6 +212,17 @@ def column_names(place: Place) -> tuple[str, ...]:
     """
     first = paths_at(place)[0]
     return tuple(CsvTable.at(first).default_names() or ()) if is_csv(first) else parquet_names(first)
+
+
+def check_columns(place: Place, columns: Sequence[str]) -> None:
+    """Raise `InvalidDataError` if the first of local tables lacks one of the columns; other data pass."""
+    first = paths_at(place)[0]
+    if not Path(first).exists():
+        return
+    if is_csv(first):
+        CsvTable.at(first, columns).chosen(columns)
+    elif is_parquet(first):
+        check_stored_names(first, columns)
 
 
 def open_column(place: Place, name: str | None, observer: ReadObserver | None = None) -> RangeSource:

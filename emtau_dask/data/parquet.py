@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 import math
 import os
+import shlex
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.data.parquet_files import ParquetPart, part_at, partition_columns, parts_at
 from emtau_dask.data.source import Loaded, RangeReader, RangeSource
-from emtau_dask.errors import InvalidDataError, InvalidDtypeError, counted, warn_user
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError, counted, listed, warn_user
 from emtau_dask.storage.files import each
 from emtau_dask.storage.locations import Place, place_text
 from emtau_dask.storage.tables import loaded_pyarrow
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 SLACK, SLACK_BYTES = 1.05, 2**24
 """Factor for what arrow's allocator keeps, and bytes for pages."""
+MAX_READY = 400
+"""Maximum characters of the option that chooses numeric columns in a message."""
 
 
 @dataclass(frozen=True)
@@ -165,16 +170,42 @@ def _has_no_nulls(chunk: pq.ColumnChunkMetaData) -> bool:
     return statistics is not None and statistics.has_null_count and statistics.null_count == 0
 
 
-def _column_dtype(field: pa.Field, path: str) -> np.dtype[Any]:
-    pa = loaded_pyarrow()
-    kind = field.type
-    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        raise InvalidDtypeError(
-            f"column {field.name!r} of {path} holds {kind}, not real numbers. Choose the numeric columns "
-            "(columns=, --columns), or convert it."
-        )
-    dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
-    return dtype
+def _column_dtypes(schema: pa.Schema, names: Sequence[str], path: str) -> dict[str, np.dtype[Any]]:
+    """Return the types of columns; raises `InvalidDtypeError` if some are not of real numbers."""
+    types = loaded_pyarrow().types
+    kinds = {name: schema.field(name).type for name in names}
+    numeric = [
+        name
+        for name, kind in kinds.items()
+        if types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)
+    ]
+    if others := [name for name in names if name not in numeric]:
+        held = listed(dict.fromkeys(str(kinds[name]) for name in others))
+        raise InvalidDtypeError(not_numbers_text(path, others, numeric, held))
+    return {name: np.dtype(kind.to_pandas_dtype()) for name, kind in kinds.items()}
+
+
+def not_numbers_text(place: str, others: Sequence[str], numeric: Sequence[str], held: str) -> str:
+    """Return the message for columns ``others`` that hold something else than numbers.
+
+    It has the ``numeric`` ones as an option and an argument, if these are not too long.
+    """
+    named = f"column{'s' * (len(others) > 1)} {listed(map(repr, others))} of {place}"
+    option = shlex.quote(comma_separated(numeric))
+    ready = f": --columns {option}, columns={list(numeric)!r}"
+    if not numeric or len(option) > MAX_READY:
+        ready = " (columns=, --columns)"
+    return (
+        f"{named} hold{'s' * (len(others) == 1)} {held}, not real numbers. Choose the numeric columns{ready};"
+        f" or convert {'them' if len(others) > 1 else 'it'}."
+    )
+
+
+def comma_separated(names: Sequence[str]) -> str:
+    """Return names as a line of CSV, the form of ``--columns``."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(names)
+    return line.getvalue()
 
 
 def _checked_partitions(
@@ -263,6 +294,14 @@ def check_names(found: Sequence[str], chosen: Sequence[str], place: str) -> None
             raise InvalidDataError(f"{place} has {how} {name!r}{hint}; its columns are {', '.join(found)}.")
 
 
+def check_stored_names(place: Place, chosen: Sequence[str]) -> None:
+    """Raise `InvalidDataError` unless the first parquet file of a place has every chosen column once."""
+    parts, _ = parts_at(place)
+    schema, _ = parts[0].footer()
+    of_folders = [name for name in partition_columns(parts) if name not in schema.names]
+    check_names([*schema.names, *of_folders], chosen, str(parts[0].place))
+
+
 def check_single(place: str, chosen: Sequence[object]) -> None:
     """Raise `InvalidDataError` unless one column is chosen."""
     if len(chosen) != 1:
@@ -308,9 +347,8 @@ def open_parquet(place: Place, columns: Sequence[str] | None, *, squeeze: bool =
         if part is parts[0]:
             folder_columns = {name: partitions[name] for name in partitions if name not in schema.names}
         check_names([*schema.names, *folder_columns], chosen, where)
-        typed = {
-            name: _column_dtype(schema.field(name), where) for name in chosen if name not in folder_columns
-        }
+        stored = [name for name in chosen if name not in folder_columns]
+        typed = _column_dtypes(schema, stored, where)
         groups += _row_groups(part, metadata, typed, groups[-1].stop if groups else 0)
         dtypes += [*typed.values(), *_checked_partitions(folder_columns, chosen, part)]
     if squeeze:

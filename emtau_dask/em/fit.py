@@ -141,7 +141,8 @@ def fit(
                     state = _iterate_run(parts, state)
                 except SingularComponentError as error:
                     state = _leave_out_run(parts, state, error)
-                new = [note for note in state_store.verifier.notes if note not in state.notes]
+                notes = (*problem.notes, *state_store.verifier.notes)
+                new = [note for note in notes if note not in state.notes]
                 state = replace(state, notes=(*state.notes, *new))
                 state_store.save(state, commit=True)
     return state

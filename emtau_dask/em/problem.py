@@ -116,6 +116,16 @@ class Problem:
         """Number of features d."""
         return self.rows.shape[1]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many rows take no part, and why; () if all do."""
+        n_all = self.rows.shape[0]
+        if n_all == self.n_rows:
+            return ()
+        why = {"missing values": self.missing == DROP, "weight 0": self.weights is not None}
+        named = " or ".join(reason for reason, possible in why.items() if possible)
+        return (f"{n_all - self.n_rows:,} of {counted(n_all, 'row')} left out: {named}",)
+
     @cached_property
     def chunk_ranges(self) -> dict[int, ChunkRange]:
         """The ranges of the chunks with rows, by chunk."""
@@ -309,8 +319,8 @@ def make_problem(
     if missing == DROP:
         problem = _without_incomplete(problem)
     if problem.n_rows < n_components:
-        counted = " of positive weight" if missing != DROP else " without missing values"
-        raise _too_few_rows(n_components, problem.n_rows, counted)
+        which = " of positive weight" if missing != DROP else " without missing values"
+        raise _too_few_rows(n_components, problem.n_rows, which)
     return problem
 
 

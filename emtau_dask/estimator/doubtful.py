@@ -51,7 +51,7 @@ class DoubtfulColumns:
             found = self._named(alike, "holds", "hold")
             self._warn(
                 f"{found} whole numbers that all differ, or never fall from row to row, {seen}, like an id "
-                "or a counter. A mixture takes them for measurements: leave out what is none."
+                "or a counter. A mixture takes them for measurements: leave out those that measure nothing."
             )
         pairs = [pair for pair in collinear(rows[:, :MOST_COMPARED]) if not constant[pair].any()]
         if pairs:

@@ -122,11 +122,14 @@ def _checkpoint_text(checkpoint: Any) -> str:
 
 
 def not_converged_text(estimator: Any) -> str:
-    """Return the warning for a fit that ``max_iter`` stopped: its last change, and how to continue."""
+    """Return the warning for a fit that ``max_iter`` stopped: its last change, and how to continue.
+
+    A gap below the last change is too small an estimate, and is left out.
+    """
     change, gap = estimator.history_.last_change, estimator.gap_
     progress = [
         f"The log-likelihood per row last changed by {change:.2g}" if math.isfinite(change) else "",
-        f"it could still gain about {gap:.2g}" if math.isfinite(gap) else "",
+        f"it could still gain about {gap:.2g}" if math.isfinite(gap) and not gap < change else "",
         f"tol is {estimator.tol!r}",
     ]
     remedy = "set_params(max_iter=..., warm_start=True).fit(X)"

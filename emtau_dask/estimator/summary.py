@@ -292,13 +292,13 @@ def _mean_texts(means: NDArray[np.float64], deviations: NDArray[np.float64]) -> 
     if decimals > MAX_DECIMALS or not largest < LARGEST:
         digits = min(15, max(4, decimals + 1 + math.floor(math.log10(largest)))) if typical > 0 else 4
         return [
-            f"{mean:.{digits}g} ± {deviation:.2g}" for mean, deviation in zip(means, deviations, strict=True)
+            f"{mean:z.{digits}g} ± {deviation:.2g}" for mean, deviation in zip(means, deviations, strict=True)
         ]
     decimals = max(decimals, 0)
     texts = []
     for mean, deviation in zip(means, deviations, strict=True):
         spread = f"{deviation:.{decimals}f}" if deviation >= 10.0**-decimals else f"{deviation:.1g}"
-        texts.append(f"{mean:.{decimals}f} ± {spread}")
+        texts.append(f"{mean:z.{decimals}f} ± {spread}")
     return texts
 
 
@@ -364,9 +364,7 @@ def gain_text(gap: float | None) -> str:
 
 
 def ratio_text(error: float, gap: float) -> str:
-    """Return the ratio of the sampling error to what the fit could still gain, for people."""
+    """Return the ratio of the sampling error to what the fit could still gain, for people, in two digits."""
     if gap <= 0 or error / gap >= MAX_RATIO:
-        return "far more than that"
-    ratio = error / gap
-    digits = ",.0f" if ratio >= 10 else ".2g"
-    return f"{ratio:{digits}} times that"
+        return "far more than it could still gain"
+    return f"{float(f'{error / gap:.2g}'):,g} times what it could still gain"

@@ -38,6 +38,8 @@ class Subject:
         The path or URL from which it was read, or to which it was written.
     data : str or None
         The path or URL of its rows; None if unknown.
+    arguments : str or None
+        The arguments of `GaussianMixture.fit` for these rows, in Python; None if unknown.
     drawn : DrawnRows or None
         Rows to show; None without data.
     config : str or None
@@ -60,6 +62,7 @@ class Subject:
     name: str
     place: str
     data: str | None = None
+    arguments: str | None = None
     drawn: DrawnRows | None = None
     config: str | None = None
     command: str | None = None
@@ -125,7 +128,7 @@ def summary_of_rows(subject: Subject) -> FitSummary:
     certain = certain_shares(drawn.rows, drawn.weights, subject.model.parameters_)
     pairs = zip(summary.components, certain.tolist(), strict=True)
     components = tuple(replace(each, certain=share) for each, share in pairs)
-    return replace(summary, components=components, certain_in=f"in {counted(drawn)}")
+    return replace(summary, components=components, certain_in=f"counted in {counted(drawn)}")
 
 
 def tables_of(subject: Subject, summary: FitSummary) -> Tables:

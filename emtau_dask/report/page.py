@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import platform
+import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -193,7 +194,8 @@ def report_page(subject: Subject) -> str:
         many=d > SHOWN_FEATURES,
         iterations=history[-LAST_ITERATIONS:],
         iterations_in_all=len(history),
-        python=python_lines(model, subject.data),
+        with_data=_command_with_data(subject),
+        python=python_lines(model, subject.arguments),
         seeded=model.random_state is not None,
         here={**software(), "python": platform.python_version(), "numpy": np.__version__},
         k=k,
@@ -246,6 +248,12 @@ def _settings(model: GaussianMixture) -> dict[str, str]:
     }
 
 
+def _command_with_data(subject: Subject) -> str:
+    """Return the command that writes the report anew, with the data."""
+    data = "DATA" if subject.data is None else shlex.quote(subject.data)
+    return f"emtau report {shlex.quote(subject.place)} OUT.html --data {data}"
+
+
 def _trust(subject: Subject, summary: FitSummary) -> dict[str, str]:
     """Return the facts by which a reader judges whether a fit can be trusted."""
     facts = {
@@ -265,8 +273,8 @@ def _course(summary: FitSummary) -> dict[str, str]:
     }
 
 
-def python_lines(model: GaussianMixture, data: str | None) -> str:
-    """Return the lines of Python that repeat a fit, from its settings."""
+def python_lines(model: GaussianMixture, arguments: str | None) -> str:
+    """Return the lines of Python that repeat a fit, from its settings and the ``arguments`` of `fit`."""
     defaults = inspect.signature(GaussianMixture).parameters
     given = [str(len(model.weights_))]
     for name, value in model.get_params(deep=False).items():
@@ -278,5 +286,8 @@ def python_lines(model: GaussianMixture, data: str | None) -> str:
     policy = type(model.algorithm)
     if not isinstance(model.algorithm, str) and policy.__module__.startswith(f"{OWN}."):
         names.insert(0, policy.__name__)
-    rows = repr(data) if data is not None else "X"
-    return f"from {OWN} import {', '.join(names)}\n\nGaussianMixture({', '.join(given)}).fit({rows})"
+    arguments = arguments or "X"
+    opened = arguments.partition(".")[0]
+    more = f"import {opened}\n\n" if opened in ("xarray", "zarr") else ""
+    imports = f"{more}from {OWN} import {', '.join(names)}\n\n"
+    return f"{imports}GaussianMixture({', '.join(given)}).fit({arguments})"

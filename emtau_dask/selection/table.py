@@ -16,6 +16,7 @@ from emtau_dask.selection.fits import SampleFits
 CRITERIA = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
 """Criteria that a table shows as differences from the lowest one, and their names for people."""
 HEADINGS = ("", "K", "type", "p", "log-lik./row", *(f"+{name}" for name in CRITERIA.values()), "held out")
+LEGEND = "+BIC, +AIC, +ICL: above the lowest; *: chosen; !: could not be fitted"
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class SelectionTable(Sequence[CandidateRecord]):
         return f"SelectionTable({count}, best by {self.criterion}: {chosen})"
 
     def __str__(self) -> str:
-        return self.text(repr(self))
+        return f"{self.text(repr(self))}\n{LEGEND}"
 
     def text(self, caption: str) -> str:
         """Return the table as lines of at most 80 characters; ``*`` is the best, ``!`` could not be fitted.
@@ -157,13 +158,16 @@ class SelectionTable(Sequence[CandidateRecord]):
 
 
 def _known(value: float) -> str:
-    return f"{value:.6g}" if math.isfinite(value) else "-"
+    """Return a likelihood in six digits, with the zeros at its end."""
+    return f"{value:#.6g}".rstrip(".") if math.isfinite(value) else "-"
 
 
 def _above(value: float) -> str:
     """Return a difference of criteria in at most nine characters."""
-    if not value >= 1000:
-        return f"{value:.4g}" if math.isfinite(value) else "-"
+    if not math.isfinite(value):
+        return "-"
+    if value < 999_999:
+        return f"{value:,.1f}"
     return f"{value:,.0f}" if value < 1e7 else f"{value:.2e}"
 
 

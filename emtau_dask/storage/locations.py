@@ -23,6 +23,7 @@ OWN_GROUPS = {
     "emtau-model": "a saved model",
     "emtau-labels": "a group of labels",
 }
+MODEL, CHECKPOINT = OWN_GROUPS["emtau-model"], OWN_GROUPS["emtau-checkpoint"]
 FOLDERS = ("a folder", "a zarr array", "a zarr group", "a dataset")
 
 
@@ -117,6 +118,18 @@ def kind_of(path: str) -> str | None:
     starts = (known for known in FORMATS if known.beginning and beginning.startswith(known.beginning))
     found = format_by_ending(path) or next(starts, None)
     return None if found is None else found.kind
+
+
+def fit_in(place: str, *kinds: str) -> str:
+    """Return what the folder of a run has of the first kind that is there once; other places as they are."""
+    if is_url(place) or kind_of(place) not in ("a folder", "a dataset"):
+        return place
+    members = {str(path): kind_of(str(path)) for path in sorted(Path(plain_path(place)).iterdir())}
+    for wanted in kinds:
+        found = [path for path, kind in members.items() if kind == wanted]
+        if len(found) == 1:
+            return found[0]
+    return place
 
 
 def check_readable(path: str, array: str | None) -> None:

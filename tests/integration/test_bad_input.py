@@ -1,9 +1,12 @@
 """Bad data is refused with an error of ours that names the value, the limit and the remedy."""
 
+import ast
 import math
+import re
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +15,8 @@ import scipy.sparse
 import zarr
 from refusals import KINDS, ROWS, from_zarr, in_npy, in_numpy, in_zarr, mixture, refused
 
-from emtau_dask import EmtauError, InvalidDataError, SingularComponentError
+from emtau_dask import EmtauError, GaussianMixture, InvalidDataError, SingularComponentError
+from emtau_dask.cli.options import names_in
 from emtau_dask.data.opening import open_source
 
 
@@ -80,7 +84,7 @@ class TestValues:
         rows = ROWS.copy()
         rows[30, 1] = rows[57, 0] = bad
         chunked = kind not in (in_numpy, in_npy)
-        place = r"row 30 \(chunk 1, its row 5\)" if chunked else r"row 30 \(chunk 0, its row 30\)"
+        place = r"row 30 \(chunk 1, its row 5\)" if chunked else "row 30"
         word = "NaN" if math.isnan(bad) else "infinity"
         refused(kind(rows, tmp_path), rf"{place} of X contains {word}.*(feature 1).*drop or impute the row")
 
@@ -90,7 +94,7 @@ class TestValues:
         rows = np.random.default_rng(0).normal(size=(2000, 1))
         rows[100] = rows[1000:] = np.nan
         X = da.from_array(rows, chunks=300)
-        refused(X, r"row 100 \(chunk 0, its row 100\)", settings={"init_params": init})
+        refused(X, "row 100 of X", settings={"init_params": init})
 
     def test_nan_is_found_from_given_parameters(self):
         rows = ROWS.copy()
@@ -183,6 +187,35 @@ class TestDtypes:
     def test_columns_of_parquet_that_are_no_numbers(self, values, tmp_path):
         pq.write_table(pa.table({"x": ROWS[:, 0], "name": values}), tmp_path / "x.parquet")
         with pytest.raises(InvalidDataError, match=r"'name' of .* holds .*Choose the numeric columns"):
+            open_source(str(tmp_path / "x.parquet"))
+
+    @pytest.mark.parametrize("ending", ["csv", "parquet"])
+    def test_all_columns_of_text_are_named_and_those_of_numbers_offered(self, ending, tmp_path):
+        table = {f"t{i}": ["a"] * 60 for i in range(7)} | {"x, m": ROWS[:, 0], "y": ROWS[:, 1]}
+        frame, path = pd.DataFrame(table), tmp_path / f"x.{ending}"
+        frame.to_csv(path, index=False) if ending == "csv" else frame.to_parquet(path)
+        with pytest.raises(InvalidDataError) as caught:
+            GaussianMixture(2).fit(str(path))
+        message = str(caught.value)
+        assert message.startswith("columns 't0', 't1', 't2', 't3', 't4' and 2 more of ")
+        option = re.search(r"--columns '(.*?)', columns=", message)[1]
+        columns = ast.literal_eval(re.search(r"columns=(\[.*?\])", message)[1])
+        assert columns == ["x, m", "y"] == names_in(option)
+        GaussianMixture(2, random_state=0).fit(str(path), columns=columns)
+
+    def test_the_name_nearest_to_a_wrong_path_is_given(self, tmp_path):
+        (tmp_path / "penguins.csv").write_text("a\n1\n")
+        with pytest.raises(
+            InvalidDataError, match=r"does not exist\. Did you mean 'penguins\.csv'\? .*netCDF"
+        ):
+            open_source(str(tmp_path / "penguin.csv"))
+        with pytest.raises(InvalidDataError, match=r"does not exist\. Give"):
+            open_source(str(tmp_path / "nowhere" / "penguin.csv"))
+
+    def test_an_offer_of_many_columns_is_left_out(self, tmp_path):
+        table = {"name": ["a"] * 60} | {f"feature number {i}": ROWS[:, 0] for i in range(100)}
+        pd.DataFrame(table).to_parquet(tmp_path / "x.parquet")
+        with pytest.raises(InvalidDataError, match=r"numeric columns \(columns=, --columns\);"):
             open_source(str(tmp_path / "x.parquet"))
 
     def test_timestamps_of_parquet(self, tmp_path):

@@ -217,6 +217,11 @@ class TestResume:
         assert "model.n_components" in result.stderr
         assert "stop.max_iter" in result.stderr
 
+    def test_the_folder_of_a_run_will_do(self, data, undisturbed, tmp_path):
+        emtau("fit", config_of(tmp_path, data), "--set", "stop.max_iter=6")
+        assert emtau("resume", tmp_path, "--set", "stop.max_iter=12").exit_code == NOT_CONVERGED
+        assert same(tmp_path, undisturbed)
+
     def test_a_run_begun_from_python_says_so(self, data, tmp_path):
         rows = zarr.open_array(data, mode="r")
         GaussianMixture(2, checkpoint=tmp_path / "run.zarr", random_state=0).fit(rows)

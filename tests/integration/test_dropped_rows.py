@@ -144,6 +144,16 @@ class TestNothingSeesADroppedRow:
         order, theirs = np.argsort(found.means_[:, 0]), np.argsort(expected.means_[:, 0])
         np.testing.assert_allclose(found.means_[order], expected.means_[theirs], atol=0.05)
 
+    def test_the_summary_says_how_many_are_left_out(self, fitted, plain):
+        note = f"note: {INCOMPLETE.sum()} of 400 rows left out: missing values"
+        assert note in str(fitted.summary()).splitlines()
+        assert "left out" not in str(plain.summary())
+        both = stepwise().fit(ROWS, sample_weight=WEIGHTS)
+        n_out = (INCOMPLETE | (WEIGHTS == 0)).sum()
+        assert both.history_.notes == (f"{n_out} of 400 rows left out: missing values or weight 0",)
+        weighted = stepwise(missing="raise").fit(WHOLE, sample_weight=WEIGHTS)
+        assert weighted.history_.notes == (f"{(WEIGHTS == 0).sum()} of 400 rows left out: weight 0",)
+
     def test_no_picture(self, fitted):
         display = ComponentsDisplay.from_estimator(fitted, ROWS, features=[0, 1])
         assert len(display.drawn.rows) == display.drawn.total == len(COMPLETE)

@@ -212,7 +212,8 @@ def test_the_result_is_one_json_object_for_programs(place, table):
     model = GaussianMixture.load("runs/t/model.zarr")
     labels = zarr.open_group("runs/t/labels.zarr", mode="r")["labels"][:]
     assert found == {
-        "components": 2, "rows": 60, "features": 3, "lower_bound": model.lower_bound_, "gap": found["gap"],
+        "components": 2, "rows": 60, "features": 3, "left_out": 0,
+        "lower_bound": model.lower_bound_, "gap": found["gap"],
         "converged": True, "stop_reason": model.stop_reason_, "iterations": model.n_iter_,
         "work": model.history_.work, "model": "runs/t/model.zarr", "labels": "runs/t/labels.zarr",
         "report": None, "rows_by_label": np.bincount(labels, minlength=2).tolist(),
@@ -244,3 +245,10 @@ def test_names_of_files_are_completed():
 
 def test_a_plan_is_for_people(table):
     assert "--json" in refusal(table, "-k", 2, "--plan", "--json")
+
+
+def test_a_wrong_column_is_named_before_results_that_exist(table):
+    fitted(table, "-k", 2, *QUICK)
+    result = emtau("fit", table, "-k", 2, "--columns", "misspelt")
+    assert "has no column 'misspelt'" in result.stderr
+    assert "already exists" in emtau("fit", table, "-k", 2).stderr

@@ -37,6 +37,13 @@ def test_the_estimated_gap_is_named():
     assert float(said[1]) == float(f"{mixture.gap_:.2g}")
 
 
+def test_an_estimate_below_the_last_change_is_left_out():
+    mixture, message = warned(lambda: GaussianMixture(3, random_state=0, tol=1e-9, max_iter=4).fit(ROWS))
+    assert mixture.gap_ < mixture.history_.last_change
+    assert "changed by" in message
+    assert "could still gain" not in message
+
+
 @pytest.mark.parametrize("max_iter", [1, 2])
 def test_nothing_is_made_up_where_there_is_nothing_to_compare(max_iter):
     _, message = warned(

@@ -100,7 +100,8 @@ def test_a_report_of_a_folder_a_model_and_a_checkpoint(run, place):
     for k in range(2):
         assert f"{model.weights_[k]:.4f}" in page.text
         assert f"{model.means_[k, 0]:.2f} ± {np.sqrt(model.covariances_[k, 0, 0]):.2f}" in page.text
-    assert "The data were not at hand" in page.text
+    assert f"emtau report {place.removesuffix('points')}" in page.text
+    assert "The data were not read" in page.text
     assert len(page.of("svg")) == 4
     assert "Save this config" in page.text
     assert ("Versions of the fit" in page.text) == (place != "runs/points/model.zarr")
@@ -190,6 +191,51 @@ def test_what_was_fitted_of_a_file_is_a_fact_and_no_warning(workplace):
     assert "Worth knowing" not in page
 
 
+def python_in(path):
+    html = Path(path).read_text(encoding="utf-8")
+    return "".join(Page(re.findall(r'<pre [^>]*aria-label="Python">(.*?)</pre>', html, re.DOTALL)[0]).words)
+
+
+def executed(code):
+    """The last expression of lines of Python."""
+    *lines, last = code.splitlines()
+    names = {}
+    exec("\n".join(lines), names)
+    return eval(last, names)
+
+
+def test_the_python_of_a_page_chooses_the_columns(workplace):
+    frame = pd.DataFrame(rows_of(), columns=["a", "b", "c"]).assign(species="Adelie")
+    frame.loc[5, "a"] = np.nan
+    frame.to_parquet("penguins.parquet")
+    given = ["--columns", "a,b", "--missing", "drop", "--set", "output.report=report.html"]
+    assert emtau("fit", "penguins.parquet", "-k", 2, *given).exit_code == 0
+    emtau("report", "runs/penguins", "out.html")
+    model = GaussianMixture.load("runs/penguins/model.zarr")
+    model.save("model.zarr")
+    emtau("report", "model.zarr", "given.html", "--data", "penguins.parquet")
+    for page in ("runs/penguins/report.html", "out.html", "given.html"):
+        assert "columns=['a', 'b']" in python_in(page)
+        assert np.array_equal(executed(python_in(page)).means_, model.means_)
+
+
+def test_the_python_of_a_page_chooses_weights_arrays_and_cubes(workplace):
+    xarray = pytest.importorskip("xarray")
+    zarr.create_group("group.zarr").create_array("rows", data=rows_of(), chunks=(300, 3))
+    emtau("fit", "group.zarr", "-k", 2, "--array", "rows")
+    grid = (("y", "x", "band"), rows_of().reshape(30, 30, 3))
+    xarray.Dataset({"a": grid, "b": grid}).to_zarr("cube.zarr")
+    emtau("fit", "cube.zarr", "-k", 2, "--array", "a", "--features", "band")
+    for name in ("group", "cube"):
+        emtau("report", f"runs/{name}", f"{name}.html")
+        model = GaussianMixture.load(f"runs/{name}/model.zarr")
+        np.testing.assert_allclose(executed(python_in(f"{name}.html")).means_, model.means_)
+    pd.DataFrame(rows_of(), columns=["a", "b", "w"]).abs().to_parquet("weighted.parquet")
+    emtau("fit", "weighted.parquet", "-k", 2, "--set", "data.weights=w")
+    emtau("report", "runs/weighted", "weighted.html")
+    assert python_in("weighted.html").endswith("columns=['a', 'b'], sample_weight=weights)")
+
+
 def test_a_model_of_python_has_no_recorded_data(workplace):
     GaussianMixture(2, random_state=0).fit("points.zarr").save("model.zarr")
     result = emtau("report", "model.zarr", "out.html", "--recorded-data")
@@ -251,7 +297,7 @@ def test_the_page_has_a_structure_that_can_be_heard(run):
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
     assert all(after - before <= 1 for before, after in pairwise(levels))
     assert all(each["role"] == "img" and each["aria-labelledby"] for each in page.of("svg"))
-    assert len(page.of("caption")) == len(page.of("table"))
+    assert all(each["aria-label"] for each in page.of("table"))
     assert {each["scope"] for each in page.of("th")} == {"col", "row"}
 
 

@@ -15,7 +15,7 @@ from emtau_dask.estimator.findings import (
     remarks_on,
     share_between_components,
 )
-from emtau_dask.estimator.summary import ratio_text
+from emtau_dask.estimator.summary import _mean_texts, ratio_text
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import MixtureParameters
 
@@ -125,10 +125,15 @@ def test_a_large_mixture_has_no_expected_certainty():
 @pytest.mark.parametrize(
     ("error", "gap", "text"),
     [
-        (1e-4, 2e-8, "5,000 times that"),
-        (1e-6, 1e-4, "0.01 times that"),
-        (1e-4, 0.0, "far more than that"),
+        (1e-4, 2e-8, "5,000 times what it could still gain"),
+        (1.5e-4, 4.836e-8, "3,100 times what it could still gain"),
+        (1e-6, 1e-4, "0.01 times what it could still gain"),
+        (1e-4, 0.0, "far more than it could still gain"),
     ],
 )
 def test_the_sampling_error_is_compared_with_the_gain(error, gap, text):
     assert ratio_text(error, gap) == text
+
+
+def test_a_mean_that_rounds_to_zero_has_no_sign():
+    assert _mean_texts(np.array([-0.01, 4.0]), np.array([1.3, 1.2])) == ["0.0 ± 1.3", "4.0 ± 1.2"]

@@ -231,10 +231,11 @@ TABLE = SelectionTable((RECORD, COLLAPSED), "bic", 0)
 
 def test_the_table_is_printed_without_pandas(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    caption, headings, first, second = str(TABLE).splitlines()
+    caption, headings, first, second, legend = str(TABLE).splitlines()
     assert caption == repr(TABLE)
     assert headings.split()[:4] == ["K", "type", "p", "log-lik./row"]
-    assert first.split() == ["*", "2", "full", "11", "-3.5", "0", "0", "0", "-3.6"]
+    assert first.split() == ["*", "2", "full", "11", "-3.50000", "0.0", "0.0", "0.0", "-3.60000"]
+    assert legend.startswith("+BIC, +AIC, +ICL: above the lowest; *: chosen")
     assert second.split() == ["!", "3", "full", "17", "-", "-", "-", "-", "-"]
     with pytest.raises(MissingPackageError, match=r"pip install pandas. Without it print\(table_\)"):
         TABLE.to_frame()
