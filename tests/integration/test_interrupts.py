@@ -399,7 +399,7 @@ def rows(tmp_path_factory):
     ("way", "stage", "begun_as_a_users"),
     [
         pytest.param("two threads", "fingerprint", True, marks=pytest.mark.sample),
-        ("auto", "k-means", False),
+        ("auto", "sample", False),
         ("one thread", "an iteration", False),
         ("two threads", "first iterations", False),
     ],

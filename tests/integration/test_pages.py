@@ -119,7 +119,8 @@ def test_axe_finds_no_fault(opened, name, viewport, scheme):
         (each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found["violations"]
     ] == []
     passed = {each["id"] for each in found["passes"]}
-    assert {"color-contrast", "svg-img-alt", "scrollable-region-focusable", "heading-order"} <= passed
+    scrolls = {"scrollable-region-focusable"} if viewport == NARROW else set()
+    assert {"color-contrast", "svg-img-alt", "heading-order"} | scrolls <= passed
 
 
 @pytest.mark.parametrize("name", ["few", "many"])
@@ -146,7 +147,7 @@ def test_everything_is_reached_by_the_keyboard(opened):
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     page.keyboard.press("Tab")
-    assert page.evaluate(focused).startswith("The components")
+    assert page.evaluate(focused).startswith("component\t")
     page.keyboard.press("Tab")
     assert page.evaluate(focused) == "All features"
     assert not page.locator("details").first.evaluate("each => each.open")
