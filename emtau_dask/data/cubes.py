@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from emtau_dask.data.source import CHUNK_BYTES, check_dtype
 from emtau_dask.errors import InvalidDataError, did_you_mean, short, warn_user
 
-PACKED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
-"""Attributes that say how numbers are decoded; xarray moves them to the encoding when it does so."""
+PACKED = {"_FillValue": None, "missing_value": None, "scale_factor": 1, "add_offset": 0}
+"""Attributes that say how numbers are decoded, and the value that changes none. xarray moves them to the
+encoding when it decodes."""
 MOST_BYTES = 2**28
 NO_LABEL = -1
 """What integers that are written have in the place of NaN."""
@@ -184,7 +185,7 @@ def cube_of(data: Any, features: Any, fitted: Sequence[str] | None) -> Cube | No
 
 
 def _warn_if_packed(array: Any, what: str) -> None:
-    packed = [name for name in PACKED if name in array.attrs]
+    packed = [name for name, idle in PACKED.items() if name in array.attrs and array.attrs[name] != idle]
     if packed:
         warn_user(
             f"{what} has the attributes {_listed(packed)}, which were not applied: its numbers are as "

@@ -720,3 +720,12 @@ def test_the_number_of_components_is_chosen_on_a_cube():
     chosen = select_components(SET, [1, 2], features=NAMES, random_state=0)
     assert chosen.best_estimator_.feature_names_in_.tolist() == NAMES
     assert [record.n_components for record in chosen.table_] == [1, 2]
+
+
+def test_attributes_that_change_no_number_are_not_warned_about():
+    """rioxarray leaves them where it decodes."""
+    array = xr.DataArray(np.random.default_rng(0).normal(size=(40, 3)), dims=("row", "band"))
+    array.attrs |= {"scale_factor": 1.0, "add_offset": 0.0}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*were not applied")
+        GaussianMixture(1).fit(array, features="band")
