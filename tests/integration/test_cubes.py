@@ -538,8 +538,8 @@ class TestRefusals:
 def test_numbers_that_are_not_decoded_are_warned_of(attribute):
     warned = rf"has the attributes '{attribute}', which were not applied.*xarray\.decode_cf"
     with pytest.warns(UserWarning, match=f"X {warned}"):
-        mixture().fit(CUBE.assign_attrs({attribute: 1}), features="band")
-    data = SET.assign(oxygen=SET.oxygen.assign_attrs({attribute: 1}))
+        mixture().fit(CUBE.assign_attrs({attribute: 2}), features="band")
+    data = SET.assign(oxygen=SET.oxygen.assign_attrs({attribute: 2}))
     with pytest.warns(UserWarning, match=rf"X\['oxygen'\] {warned}"):
         mixture().fit(data, features=NAMES)
 
