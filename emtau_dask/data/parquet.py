@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import math
 import os
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from emtau_dask.data.parquet_files import ParquetPart, part_at, partition_columns, parts_at
 from emtau_dask.data.source import Loaded, RangeReader, RangeSource
-from emtau_dask.errors import InvalidDataError, InvalidDtypeError, counted, listed, warn_user
+from emtau_dask.errors import InvalidDataError, InvalidDtypeError, counted, did_you_mean, listed, warn_user
 from emtau_dask.storage.files import each
 from emtau_dask.storage.locations import Place, place_text
 from emtau_dask.storage.tables import loaded_pyarrow
@@ -289,9 +288,8 @@ def check_names(found: Sequence[str], chosen: Sequence[str], place: str) -> None
     for name in chosen:
         if found.count(name) != 1:
             how = f"{found.count(name) or 'no'} column{'s' * (name in found)}"
-            similar = [] if name in found else difflib.get_close_matches(name, found, 1)
-            hint = f" (the nearest is {similar[0]!r})" if similar else ""
-            raise InvalidDataError(f"{place} has {how} {name!r}{hint}; its columns are {', '.join(found)}.")
+            near = "" if name in found else did_you_mean(name, found)
+            raise InvalidDataError(f"{place} has {how} {name!r}.{near} Its columns are {', '.join(found)}.")
 
 
 def check_stored_names(place: Place, chosen: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ MAX_CORRECTION, MAX_GAINS = 10.0, 15.0
 
 @dataclass(frozen=True)
 class IterationRecord:
-    """One iteration.
+    """One iteration, or one round of short runs, whose bound is that of the best run.
 
     Attributes
     ----------

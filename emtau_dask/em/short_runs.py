@@ -207,7 +207,8 @@ def _sums(problem: Problem, sample: RowSample, plan: KernelPlan) -> RowSums:
     for begin in range(0, len(sample.rows), kernel.n_rows):
         block = slice(begin, begin + kernel.n_rows)
         block_weights = None if weights is None else weights[block]
-        found = kernel.accumulate(sample.rows[block], block_weights, None)
+        rows = sample.rows[block].astype(plan.dtype, copy=False)
+        found = kernel.accumulate(rows, block_weights, None)
         totals.append(found.total if block_weights is None else float(block_weights @ found.log_likelihoods))
     sums = kernels.release(kernel)
     assert sums is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -14,7 +13,7 @@ from emtau_dask.constraints import integer, number
 from emtau_dask.data.cubes import is_labelled
 from emtau_dask.em.history import FitHistory
 from emtau_dask.em.predict import RESPONSIBILITIES, conditional_means, imputation
-from emtau_dask.errors import InvalidDataError, UnusableRowError, counted, short
+from emtau_dask.errors import InvalidDataError, UnusableRowError, counted, did_you_mean, short
 from emtau_dask.estimator.inputs import FeatureChoice
 from emtau_dask.estimator.prediction import FittedMixture
 from emtau_dask.kernels.dispatch import scoring_kernels
@@ -218,10 +217,9 @@ def _number_of(feature: Any, names: Sequence[str], n_features: int) -> int:
             f"there is no feature {short(feature)}: the data of the fit had no names of features. Give "
             f"numbers, 0 to {n_features - 1}."
         )
-    nearest = difflib.get_close_matches(str(feature), names, 1)
-    meant = f"; did you mean {short(nearest[0])}?" if nearest else "."
     listed = f"names are {short(list(names))}, the numbers" if names else "numbers are"
-    raise InvalidDataError(f"there is no feature {short(feature)}; the {listed} 0 to {n_features - 1}{meant}")
+    near = did_you_mean(feature, names)
+    raise InvalidDataError(f"there is no feature {short(feature)}; the {listed} 0 to {n_features - 1}.{near}")
 
 
 def _features_and_values(given: Any, values: Any) -> tuple[list[Any], Any]:

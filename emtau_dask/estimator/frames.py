@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import sklearn
 
-from emtau_dask.errors import ConfigError, InvalidDataError, one_line, short
+from emtau_dask.errors import ConfigError, InvalidDataError, did_you_mean, one_line, short
 
 OUTPUTS = ("default", "pandas", "polars")
 LABEL, PROBABILITY, LOG_LIKELIHOOD = "label", "probability", "log_likelihood"
@@ -42,9 +41,8 @@ def with_columns(data: Any, columns: Sequence[str]) -> Any:
     names = list(frame.columns) if of_dask else frame.collect_schema().names()
     unknown = next((name for name in columns if name not in names), None)
     if unknown is not None:
-        near = get_close_matches(unknown, map(str, names), 1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise InvalidDataError(f"X has no column {unknown!r}{hint}. Its columns are {short(names, 200)}.")
+        near = did_you_mean(unknown, names)
+        raise InvalidDataError(f"X has no column {unknown!r}.{near} Its columns are {short(names, 200)}.")
     return data[list(columns)] if of_dask else frame.select(*columns).to_native()
 
 

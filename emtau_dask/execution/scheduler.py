@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from emtau_dask.storage.direct_reads import usable_memory
 
 CLUSTER_PACKAGES = "distributed", "tornado"
 """Packages whose errors are those of a cluster."""
+HASH_SEED = "6640"
+"""The seed with which dask's processes hash text alike."""
 
 
 def _scheduler() -> Any:
@@ -86,6 +89,8 @@ def lasting_processes() -> Iterator[None]:
     if _scheduler() is not dask.multiprocessing.get or dask.config.get("pool", None) is not None:
         yield
         return
+    if os.environ.get("PYTHONHASHSEED") in (None, "0"):
+        os.environ["PYTHONHASHSEED"] = HASH_SEED
     begin = partial(
         dask.multiprocessing.initialize_worker_process,
         user_initializer=dask.config.get("multiprocessing.initializer", None),

@@ -130,7 +130,7 @@ class TestColumns:
 
     def test_that_are_not_there_are_named_with_those_that_are(self, place):
         TABLE.to_parquet(place)
-        with pytest.raises(InvalidDataError, match="no column 'z'; its columns are a, b, c"):
+        with pytest.raises(InvalidDataError, match=r"no column 'z'\. Its columns are a, b, c"):
             mixture().fit(place, columns=["a", "z"])
 
 

@@ -243,7 +243,7 @@ class TestManyRows:
 REFUSED: dict[str, tuple[Callable, str]] = {
     "unknown number": (lambda m: m.condition({4: 1.0}), "no feature 4; .* 0 to 3"),
     "negative number": (lambda m: m.marginal([-1]), "no feature -1"),
-    "unknown name": (lambda m: m.condition({"wdith": 1.0}), "no feature 'wdith'.*did you mean 'width'"),
+    "unknown name": (lambda m: m.condition({"wdith": 1.0}), "no feature 'wdith'.*Did you mean 'width'"),
     "a flag": (lambda m: m.condition({True: 1.0}), "no feature True"),
     "nothing": (lambda m: m.condition({}), "no feature is given"),
     "everything": (lambda m: m.condition(dict.fromkeys(range(4), 0.0)), "all 4 features"),

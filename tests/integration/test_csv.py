@@ -110,7 +110,7 @@ class TestColumns:
 
     def test_that_are_not_there_are_named(self):
         TABLE.to_csv("a.csv", index=False)
-        with pytest.raises(InvalidDataError, match="no column 'z'; its columns are x, y"):
+        with pytest.raises(InvalidDataError, match=r"no column 'z'\. Its columns are x, y"):
             open_source("a.csv", columns=["z"])
 
     def test_the_index_of_a_data_frame_is_none_and_that_is_said(self):

@@ -126,7 +126,7 @@ def test_the_columns_of_a_frame_are_chosen_in_their_order(fitted, library):
 
 @pytest.mark.parametrize("library", CONTAINERS)
 def test_a_column_that_a_frame_lacks_is_refused_with_the_nearest(library):
-    with pytest.raises(InvalidDataError, match=r"no column 'idemt'; the nearest is 'ident'"):
+    with pytest.raises(InvalidDataError, match=r"no column 'idemt'\. Did you mean 'ident'\?"):
         mixture().fit(CONTAINERS[library](WIDE), columns=["x", "idemt"])
 
 

@@ -231,7 +231,7 @@ def test_the_index_of_a_frame_is_kept_where_it_is_named(place):
 
 
 REFUSALS = {
-    "unknown": (["t.parquet", "o.csv", "--keep", "nam"], 1, "no column 'nam' (the nearest is 'name')"),
+    "unknown": (["t.parquet", "o.csv", "--keep", "nam"], 1, "no column 'nam'. Did you mean 'name'?"),
     "twice": (["t.parquet", "o.csv", "--keep", "name,day,name"], 2, "names the column 'name' twice"),
     "label": (["l.csv", "o.csv", "--keep", "label"], 2, "has a column 'label' of its own; rename that of"),
     "score": (["l.csv", "o.csv", "--keep", "score", "--scores"], 2, "has a column 'score' of its own"),

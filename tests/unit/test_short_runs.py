@@ -21,7 +21,7 @@ from emtau_dask.settings import Settings
 ROUNDING = 1e-9
 
 
-def problem_of(rows, k, covariance_type="full", weights=None):
+def problem_of(rows, k, covariance_type="full", weights=None, *, compiled=False):
     """The problem of rows in memory, and the sample that has all of them."""
     source = None if weights is None else as_source(weights, ndim=1, what="sample_weight")
     problem = make_problem(
@@ -31,7 +31,7 @@ def problem_of(rows, k, covariance_type="full", weights=None):
         structure_named(covariance_type),
         one_thread(),
         Context(),
-        compiled=False,
+        compiled=compiled,
     )
     sample = RowSample(rows, np.ones(len(rows)) if weights is None else weights, np.arange(len(rows)))
     return problem, sample
@@ -62,6 +62,22 @@ def test_a_step_is_that_of_the_naive_loops(covariance_type, weighted):
     assert np.allclose(after.means, wanted.means, rtol=1e-10, atol=1e-12)
     found = full_covariances(after.covariances, covariance_type, 3, 4)
     assert np.allclose(found, wanted.covariances, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_step_by_compiled_loops_is_that_of_the_naive_ones(dtype):
+    """They multiply rows of float32 in float32; a sample has them in float64."""
+    pytest.importorskip("numba")
+    parameters = drawn("full")
+    rows = rows_near(parameters, 500, dtype)
+    problem, _ = problem_of(rows, 3, compiled=True)
+    sample = RowSample(rows.astype(np.float64), np.ones(500), np.arange(500))
+    after, bound = em_step(problem, sample, parameters, 1e-3)
+    wanted, wanted_bound = naive_step(sample.rows, sample.weights, theta_of(parameters), "full", 1e-3)
+    limit = 1e-5 if dtype == np.float32 else 1e-11
+    assert bound == pytest.approx(wanted_bound, rel=limit)
+    assert np.allclose(after.means, wanted.means, rtol=limit, atol=limit)
+    assert np.allclose(after.covariances, wanted.covariances, rtol=10 * limit, atol=10 * limit)
 
 
 def test_a_step_keeps_its_digits_where_products_lose_them():
