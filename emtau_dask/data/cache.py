@@ -251,6 +251,26 @@ def release_rows(token: str) -> None:
 
 
 @dataclass(frozen=True)
+class CachedName:
+    """The token and the name under which rows are cached."""
+
+    token: str
+    name: str
+
+    def chunks(self) -> dict[int, Hashable]:
+        """Return the chunks whose rows this process caches, with what identifies their cached row state.
+
+        That is None for a chunk without one.
+        """
+        store = of_process(RowStore)
+        with store.lock:
+            cached = store.for_token(self.token)
+            entries = {} if cached is None else cached.entries
+            states = {chunk: entries.get((STATE, chunk)) for name, chunk in entries if name == self.name}
+        return {chunk: getattr(state, "stored", None) for chunk, state in states.items()}
+
+
+@dataclass(frozen=True)
 class RowCache:
     """The cached rows and row state of one token in the current process. Tasks take it along.
 
@@ -264,6 +284,10 @@ class RowCache:
 
     token: str
     limit: int
+
+    def named(self, name: str = ROWS) -> CachedName:
+        """Return where rows are cached under a name."""
+        return CachedName(self.token, name)
 
     def _entry(self, kind: str, chunk: int) -> _Entry | None:
         store = of_process(RowStore)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.data.cache import CachedRows, RowCache
+from emtau_dask.data.cache import CachedName, CachedRows, RowCache
 from emtau_dask.data.dask_arrays import BlockReader
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import (
@@ -405,6 +405,10 @@ class ChunkLoader:
         bytes_read += sum(block.nbytes for block in (*row_blocks, *weight_blocks))
         loaded = self._from_cache(chunk_range, cached, bytes_read)
         return loaded, loaded.positions()
+
+    def sample_cached_as(self, samples: Samples, sample_index: int) -> CachedName | None:
+        """Return where the rows of a sample are cached; None if they are not."""
+        return None if self.sampled is None else self.sampled.named(samples.names[sample_index])
 
     def _from_cache(
         self, chunk_range: ChunkRange, cached: CachedRows, bytes_read: int, included: Ints | None = None

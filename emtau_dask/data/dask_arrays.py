@@ -244,6 +244,11 @@ class GraphSource:
         self._graph: HighLevelGraph = optimised.__dask_graph__()
         self._keys = optimised.__dask_keys__()
 
+    @property
+    def computed_again(self) -> bool:
+        """Whether neither this process nor a cluster holds anything of it."""
+        return self.computed and not self.persisted
+
     def reader(self) -> ChunkReader:
         """Return a reader that only joins blocks."""
         return BlockReader(self.shape[1:], self.stored_inputs, self.computed)

@@ -193,6 +193,10 @@ class Source(Protocol):
     def addressable(self) -> bool:
         """Whether tasks read chunks by themselves."""
 
+    @property
+    def computed_again(self) -> bool:
+        """Whether tasks of the user's own compute a chunk each time, from data that no cluster holds."""
+
     def reader(self) -> ChunkReader:
         """Return the reader that tasks take along."""
 
@@ -244,6 +248,7 @@ class RangeSource:
     """
 
     addressable = True
+    computed_again = False
 
     ranges: RangeReader
     shape: tuple[int, ...]

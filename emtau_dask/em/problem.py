@@ -155,11 +155,11 @@ class Problem:
 
     @property
     def loader(self) -> ChunkLoader:
-        """The loader of chunks in tasks, with a cache for stored rows."""
+        """The loader of chunks in tasks, with a cache of active rows unless all rows are in memory."""
         return ChunkLoader(
             self.rows.reader(),
             None if self.weights is None else self.weights.reader(),
-            self.context.cache if is_stored(self.rows) else None,
+            self.context.cache if is_stored(self.rows) or self.rows.computed_again else None,
             self.context.cache,
             self.context.positions,
             with_digests=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emtau_dask.data.cache import CachedName
 from emtau_dask.data.chunk import ChunkDigest, ChunkLoader, LoadedChunk
 from emtau_dask.data.row_random import PRIORITY, Samples, row_uniforms
 from emtau_dask.data.source import ChunkRange, Source
@@ -212,8 +213,11 @@ class _FirstSampleTask(DigestingTask["tuple[LoadedChunk, Ints]", RowSample]):
     share: float
 
     @property
-    def may_be_cached(self) -> bool:
-        return self.loader.sampled is not None
+    def cached_as(self) -> CachedName | None:
+        return self.loader.sample_cached_as(self.samples, 0)
+
+    def is_cached(self, item: ChunkRange, state: Hashable) -> bool:
+        return True
 
     def read(self, item: ChunkRange, *blocks: Sequence[NDArray[Any]]) -> tuple[LoadedChunk, Ints]:
         return self.loader.load_sample(item, self.samples, 0, *blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from emtau_dask.data.cache import RowCache
+from emtau_dask.data.cache import CachedName, RowCache
 from emtau_dask.data.chunk import ChunkDigest, ChunkLoader, LoadedChunk
 from emtau_dask.data.row_random import ACTIVITY, Samples, hashed_uniforms
 from emtau_dask.data.source import ChunkRange
@@ -186,11 +186,17 @@ class EStepTask(DigestingTask[FoundRows, PassSums]):
     sample: NestedSample | None = None
 
     @property
-    def may_be_cached(self) -> bool:
-        """Whether the rows of a sample, or active rows, may be cached."""
+    def cached_as(self) -> CachedName | None:
+        """Where the rows of a sample, or active rows, are cached."""
         if self.sample is not None:
-            return self.loader.sampled is not None
-        return self.tracking is not None and self.loader.cache is not None
+            return self.loader.sample_cached_as(*self.sample)
+        if self.tracking is None or self.loader.cache is None:
+            return None
+        return self.loader.cache.named()
+
+    def is_cached(self, item: EStepItem, state: Hashable) -> bool:
+        """Return whether the rows of a sample are cached, or active rows with their newest row state."""
+        return self.sample is not None or (item.state is not None and item.state.place == state)
 
     def read(self, item: EStepItem, *blocks: Sequence[NDArray[Any]]) -> FoundRows:
         """Return the chunk's active rows, from the cache if they are there, and its row state."""

@@ -7,13 +7,14 @@ them after the pass, before it uses the result.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, TypeVar, cast
 
 from numpy.typing import NDArray
 
+from emtau_dask.data.cache import CachedName
 from emtau_dask.data.chunk import ROWS, ChunkDigest, ChunkLoader, LoadedChunk
 from emtau_dask.data.source import NONE_UNSTORED, ChunkRange, Unstored
 from emtau_dask.errors import CheckpointMismatchError, EmtauError, InvalidDataError, warn_user
@@ -38,8 +39,11 @@ class _Digesting(ReadingTask[L, "Digested[T]"]):
     task: DigestingTask[L, T]
 
     @property
-    def may_be_cached(self) -> bool:
-        return self.task.may_be_cached
+    def cached_as(self) -> CachedName | None:
+        return self.task.cached_as
+
+    def is_cached(self, item: Any, state: Hashable) -> bool:
+        return self.task.is_cached(item, state)
 
     def read(self, item: Any, *blocks: Any) -> L:
         return self.task.read(item, *blocks)

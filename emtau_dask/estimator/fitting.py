@@ -17,7 +17,6 @@ from emtau_dask.checkpoint.fingerprints import fingerprint, sampled_digests
 from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import MANIFEST
 from emtau_dask.checkpoint.writer import CheckpointStateStore
-from emtau_dask.data.dask_arrays import GraphSource
 from emtau_dask.data.row_random import Samples
 from emtau_dask.data.source import RangeSource, chunk_ranges
 from emtau_dask.em.acceleration import memory_for
@@ -65,6 +64,7 @@ from emtau_dask.execution.workers import check_picklable, differing_workers, ver
 from emtau_dask.interrupts import interrupt_with_text, interruptible
 from emtau_dask.mixture.covariance_types import structure_named
 from emtau_dask.mixture.parameters import check_means, check_precisions, check_weights, free_parameters
+from emtau_dask.policies.full import FullEM
 from emtau_dask.policies.policy import ActivityPolicy, WeightedPolicy, checked_row_arrays
 from emtau_dask.policies.registry import as_policy
 from emtau_dask.progress import closed_after, observer_for
@@ -78,10 +78,11 @@ FITTED_TO = "fitted to "
 J = TypeVar("J", bound=StateStore)
 LOG = logging.getLogger(__name__)
 COMPUTED_AGAIN = (
-    "X is a dask graph that the cluster does not hold, so each pass of the fit computes it again, some tens "
-    "of times. X.persist() keeps its rows in the workers' memory; or store them and fit the files."
+    "X is a dask graph that the cluster does not hold, so each iteration computes it again. X.persist() "
+    "keeps its rows in the workers' memory; or store them and fit the files. algorithm='auto' computes it a "
+    "few times only."
 )
-"""The warning for rows that are computed by a cluster."""
+"""The warning for rows that a cluster computes for EM on all rows."""
 
 
 @contextmanager
@@ -247,8 +248,7 @@ def fit_session(
         with opened_sources(
             executor.client, estimator, data, sample_weight, responsibilities_init
         ) as sources:
-            rows = sources.rows
-            if executor.client is not None and isinstance(rows, GraphSource) and not rows.persisted:
+            if executor.client is not None and isinstance(policy, FullEM) and sources.rows.computed_again:
                 warn_user(COMPUTED_AGAIN)
             yield executor, fit_observer, sources
 

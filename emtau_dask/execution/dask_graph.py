@@ -15,10 +15,11 @@ import dask
 from dask.callbacks import Callback
 from dask.core import flatten
 from dask.delayed import Delayed
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from emtau_dask.data.source import BlocksNeededError
 from emtau_dask.errors import ClusterError, line_of_user, warn_user
-from emtau_dask.execution.executor import MapReduce, PassObserver
+from emtau_dask.execution.executor import MapReduce, PassObserver, ReadingTask
 from emtau_dask.execution.graph import PassGraph, Payload, SharedWork, graph_of
 from emtau_dask.execution.scheduler import cluster_errors, local_threads
 from emtau_dask.interrupts import Stop, interruptible_at_once
@@ -111,10 +112,10 @@ class _WorkerMonitor:
         The error to raise: a warning that the user's filters make an error, or why the computation was ended.
     """
 
-    def __init__(self, client: Any, what: str) -> None:
+    def __init__(self, client: Any, what: str, needed: frozenset[str]) -> None:
         self.keys: list[Hashable] = []
         self.error: Exception | None = None
-        self._client, self._what, self._line = client, what, line_of_user()
+        self._client, self._what, self._needed, self._line = client, what, needed, line_of_user()
         self._seen_since: dict[str, float] = {}
         self._max_workers = 0
         self._lost: list[str] = []
@@ -135,8 +136,9 @@ class _WorkerMonitor:
                 self._warn()
             warned = not workers
             self._update(workers)
-            if self._is_stuck():
-                self.error = ClusterError(self._message())
+            if self._needed - workers or self._is_stuck():
+                lost = bool(self._needed - workers)
+                self.error = BlocksNeededError() if lost else ClusterError(self._message())
                 self._client.cancel(
                     [sys.modules["distributed"].Future(key, self._client) for key in self.keys]
                 )
@@ -193,7 +195,9 @@ class _WorkerMonitor:
         )
 
 
-def computed(client: Any, what: str, *collections: Any) -> tuple[Any, ...]:
+def computed(
+    client: Any, what: str, *collections: Any, needed: frozenset[str] = frozenset()
+) -> tuple[Any, ...]:
     """Return the values of collections, computed by a client's cluster.
 
     Parameters
@@ -203,12 +207,16 @@ def computed(client: Any, what: str, *collections: Any) -> tuple[Any, ...]:
     what : str
         What waits for the values, for messages.
     *collections : dask collection
+    needed : frozenset of str
+        The workers that tasks cannot do without.
 
     Raises
     ------
     ClusterError
         The cluster failed, or its workers die again and again: for a minute no task was done, and no worker
         stayed.
+    BlocksNeededError
+        A worker that is needed is lost.
 
     Warns
     -----
@@ -218,7 +226,7 @@ def computed(client: Any, what: str, *collections: Any) -> tuple[Any, ...]:
     if client is None:
         with cluster_errors():
             return tuple(dask.compute(*collections, traverse=False))
-    monitor = _WorkerMonitor(client, what)
+    monitor = _WorkerMonitor(client, what, needed)
 
     def get(graph: Any, keys: Any, **options: Any) -> Any:
         monitor.keys = list(flatten([keys]))
@@ -292,6 +300,21 @@ def counted(client: Any, graph: PassGraph, observer: PassObserver) -> Iterator[N
     observer.chunks_done(n_chunks - reported)
 
 
+def _delayed(graph: PassGraph) -> Delayed:
+    """Return the result of a graph, whose tasks over cached chunks run on the workers that cache them."""
+    inputs, cached = f"{graph.layer}-inputs", f"{graph.layer}-cached"
+    bound = {key: graph.tasks[key] for key in graph.worker_of}
+    there = {**dask.get_annotations(), "workers": graph.worker_of.__getitem__, "allow_other_workers": False}
+    layers = {
+        inputs: MaterializedLayer(graph.inputs),
+        cached: MaterializedLayer(bound, there),
+        graph.layer: MaterializedLayer({key: task for key, task in graph.tasks.items() if key not in bound}),
+    }
+    layer = cached if graph.root in bound else graph.layer
+    depends: dict[str, set[str]] = {inputs: set(), cached: {inputs}, graph.layer: {inputs, cached}}
+    return Delayed(graph.root, HighLevelGraph(layers, depends), layer=layer)
+
+
 @dataclass(frozen=True, eq=False)
 class GraphExecutor:
     """Runs passes in other processes, by the scheduler that dask's own precedence chooses.
@@ -324,20 +347,47 @@ class GraphExecutor:
 
     def map_reduce(self, work: MapReduce[T], observer: PassObserver) -> T | None:
         """See `Executor.map_reduce`."""
-        observer.stage(work.stage, len(work.items))
         if not work.items:
+            observer.stage(work.stage, 0)
             return None
-        shared = SharedWork(work.task, work.merge, None, Stop())
         with cluster_errors():
-            payload = shared if self.client is None else Payload.of(shared, made_with=software())
-            graph = graph_of(work, payload)
-            layers = HighLevelGraph.from_collections(graph.layer, graph.tasks)
-            watched = (
-                Callback(posttask=graph.count(observer))
-                if self.client is None
-                else counted(self.client, graph, observer)
-            )
-            with watched, interruptible_at_once():
-                root = Delayed(graph.root, layers, layer=graph.layer)
-                (value,) = computed(self.client, work.stage, root)
+            if holders := self._holders(work):
+                with suppress(BlocksNeededError):
+                    return self._computed(work, observer, holders)
+            return self._computed(work, observer, {})
+
+    def _holders(self, work: MapReduce[Any]) -> dict[int, str]:
+        """Return a worker that caches the rows of a chunk, for each chunk that would be computed again."""
+        task = work.task
+        if self.client is None or not work.computed_again or not isinstance(task, ReadingTask):
+            return {}
+        cached_as = task.cached_as
+        answers = {} if cached_as is None else self.client.run(cached_as.chunks, on_error="ignore")
+        return {
+            chunk: worker
+            for worker, chunks in sorted(answers.items())
+            for chunk, state in chunks.items()
+            if chunk in work.items and task.is_cached(work.items[chunk], state)
+        }
+
+    def _computed(self, work: MapReduce[T], observer: PassObserver, holders: Mapping[int, str]) -> T:
+        """Return the result of a pass; chunks with a worker in ``holders`` are taken from its cache.
+
+        Raises
+        ------
+        BlocksNeededError
+            A worker does not cache them any more, or is lost.
+        """
+        observer.stage(work.stage, len(work.items))
+        shared = SharedWork(work.task, work.merge, None, Stop())
+        payload = shared if self.client is None else Payload.of(shared, made_with=software())
+        graph = graph_of(work, payload, holders)
+        watched = (
+            Callback(posttask=graph.count(observer))
+            if self.client is None
+            else counted(self.client, graph, observer)
+        )
+        with watched, interruptible_at_once():
+            root = _delayed(graph)
+            (value,) = computed(self.client, work.stage, root, needed=frozenset(holders.values()))
         return cast("T", value)

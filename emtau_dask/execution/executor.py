@@ -18,6 +18,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+from emtau_dask.data.cache import CachedName
 from emtau_dask.interrupts import LEAVE_SECONDS, Calls, Stop, Threads
 
 L = TypeVar("L")
@@ -129,6 +130,11 @@ class ChunkInput(Protocol):
         """Whether tasks read chunks by themselves, so that one may take several."""
         ...
 
+    @property
+    def computed_again(self) -> bool:
+        """Whether tasks of the user's own compute a chunk each time."""
+        ...
+
     def references(self, chunk: int) -> list[Hashable]:
         """Return the keys of the tasks that a chunk's task depends on."""
         ...
@@ -143,6 +149,7 @@ class _NoSource:
     """Nothing to read: no references, no tasks."""
 
     addressable: bool = True
+    computed_again: bool = False
 
     def references(self, chunk: int) -> list[Hashable]:
         return []
@@ -162,8 +169,15 @@ class ReadingTask(ABC, Generic[L, T]):
     """
 
     @property
-    def may_be_cached(self) -> bool:
-        """Whether `read` may find all that it needs in a cache; without blocks it raises, if it does not."""
+    def cached_as(self) -> CachedName | None:
+        """Where `read` may find rows in the cache of its process; None if it looks nowhere.
+
+        Without blocks it raises `BlocksNeededError` if they are not there.
+        """
+        return None
+
+    def is_cached(self, item: Any, state: Hashable) -> bool:
+        """Return whether `read` finds an item's rows in a process that caches them with this row state."""
         return False
 
     @abstractmethod
@@ -226,6 +240,11 @@ class MapReduce(Generic[T]):
     def addressable(self) -> bool:
         """Whether tasks read chunks by themselves from all sources."""
         return all(source.addressable for source in self.sources)
+
+    @property
+    def computed_again(self) -> bool:
+        """Whether tasks of the user's own compute chunks of a source each time."""
+        return any(source.computed_again for source in self.sources)
 
 
 class Executor(Protocol):

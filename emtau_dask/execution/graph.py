@@ -357,17 +357,24 @@ class PassGraph:
     ----------
     layer : str
         The name of the tasks over chunks.
+    inputs : dict
+        What these tasks depend on: blocks, and what all of them share.
     tasks : dict
+        The tasks over chunks and the merges.
     root : Hashable
         The key of the result.
     chunks_of : mapping of key to tuple of int
         The chunks of each task over chunks.
+    worker_of : mapping of key to str
+        The worker of each task over a chunk whose rows that worker caches.
     """
 
     layer: str
+    inputs: dict[Hashable, Any]
     tasks: dict[Hashable, Any]
     root: Hashable
     chunks_of: Mapping[Hashable, tuple[int, ...]]
+    worker_of: Mapping[Hashable, str]
 
     def count(self, observer: PassObserver) -> Callable[..., None]:
         """Return a function that dask calls after each task, which reports its chunks to ``observer``."""
@@ -387,35 +394,47 @@ def batches_of_pass(work: MapReduce[Any]) -> list[Batch]:
     return batches_of({chunk: work.costs[chunk] if work.costs else 0.0 for chunk in chunks})
 
 
-def _leaf(batch: Batch, work: MapReduce[Any], shared: Any, *, pickled: bool) -> tuple[Any, ...]:
+def _leaf(batch: Batch, work: MapReduce[Any], shared: Any, *, pickled: bool, cached: bool) -> tuple[Any, ...]:
     """Return the task of a batch; ``shared`` is the `SharedWork`, or its key."""
     if batch.level:
         items = {chunk: work.items[chunk] for chunk in batch.chunks}
         carried: Any = Payload.of(items, pickle.dumps) if pickled else items
         return (partial(_run_batch, batch.level, carried, len(work.sources)), shared)
     (chunk,) = batch.chunks
-    blocks = (source.references(chunk) for source in work.sources)
+    blocks = ([] if cached else source.references(chunk) for source in work.sources)
     return (partial(_run_chunk, chunk, work.items[chunk]), shared, *blocks)
 
 
-def graph_of(work: MapReduce[T], payload: SharedWork[T] | Payload[SharedWork[T]]) -> PassGraph:
-    """Return the tasks of a pass: those behind blocks, the payload, a task for each batch, and the merges."""
+def graph_of(
+    work: MapReduce[T],
+    payload: SharedWork[T] | Payload[SharedWork[T]],
+    holders: Mapping[int, str] | None = None,
+) -> PassGraph:
+    """Return the tasks of a pass: those behind blocks, the payload, a task for each batch, and the merges.
+
+    ``holders`` are the workers that cache the rows of chunks, by chunk; these need no blocks.
+    """
+    holders = holders or {}
     token = uuid4().hex
     layer, shared = f"emtau-{work.name}-{token}", f"emtau-pass-{token}"
+    inputs: dict[Hashable, Any] = {shared: payload}
     tasks: dict[Hashable, Any] = {}
     carried: Any = shared
     if not work.addressable:
         for source in work.sources:
-            tasks.update(source.graph(sorted(work.items)))
+            inputs.update(source.graph(sorted(work.items.keys() - holders.keys())))
         if isinstance(payload, Payload) and payload.nbytes <= MAX_CARRIED_BYTES:
             carried = payload
-    tasks[shared] = payload
     batches = batches_of_pass(work)
     keys: dict[Node, Hashable] = {batch.node: (layer, batch.chunks[0]) for batch in batches}
+    pickled = isinstance(payload, Payload)
     for batch in batches:
-        tasks[keys[batch.node]] = _leaf(batch, work, carried, pickled=isinstance(payload, Payload))
+        cached = batch.chunks[0] in holders
+        tasks[keys[batch.node]] = _leaf(batch, work, carried, pickled=pickled, cached=cached)
     tree = merge_tree(batches)
     for node, members in tree.children.items():
         keys[node] = (f"emtau-merge-{token}", *node)
         tasks[keys[node]] = (_merge_all, [keys[member] for member in members], shared)
-    return PassGraph(layer, tasks, keys[tree.root], {keys[batch.node]: batch.chunks for batch in batches})
+    chunks_of = {keys[batch.node]: batch.chunks for batch in batches}
+    worker_of: dict[Hashable, str] = {(layer, chunk): worker for chunk, worker in holders.items()}
+    return PassGraph(layer, inputs, tasks, keys[tree.root], chunks_of, worker_of)

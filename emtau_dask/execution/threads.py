@@ -102,7 +102,7 @@ def _by_graph(work: MapReduce[T], observer: PassObserver) -> T:
     """Return the result of a pass that dask's synchronous scheduler computes."""
     graph = graph_of(work, SharedWork(work.task, work.merge, None, Stop()))
     with Callback(posttask=graph.count(observer)), interruptible_at_once():
-        return cast("T", dask.get(graph.tasks, graph.root))
+        return cast("T", dask.get(graph.inputs | graph.tasks, graph.root))
 
 
 def _by_blocks(work: MapReduce[T], observer: PassObserver, get: Callable[..., Any], submit: Submit) -> T:
@@ -126,7 +126,7 @@ def _by_blocks(work: MapReduce[T], observer: PassObserver, get: Callable[..., An
         return True
 
     with interruptible_at_once():
-        if isinstance(work.task, ReadingTask) and work.task.may_be_cached:
+        if isinstance(work.task, ReadingTask) and work.task.cached_as is not None:
             with Calls[Batch, bool](submit, stop) as calls:
                 for batch in batches:
                     calls.begin(batch, partial(run, batch))

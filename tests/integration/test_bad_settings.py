@@ -2,13 +2,14 @@
 
 import math
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 import zarr
 from refusals import ROWS, in_dask, in_numpy, in_zarr, mixture, refused
 
-from emtau_dask import ConfigError, EMTau, EmtauError, InvalidDataError
+from emtau_dask import ClusterError, ConfigError, EMTau, EmtauError, InvalidDataError
 from emtau_dask.data.opening import open_source
 
 
@@ -120,6 +121,12 @@ class TestSettings:
     def test_samples_that_cannot_be_drawn(self, model, n_samples):
         with pytest.raises(InvalidDataError, match=f"'n_samples': {n_samples!r}"):
             model.sample(n_samples)
+
+    @pytest.mark.parametrize("setting", ["distributed", "dask.distributed"])
+    def test_a_scheduler_without_a_client(self, setting):
+        match = f"'{setting}', but there is no active client: create a Client"
+        with dask.config.set(scheduler=setting), pytest.raises(ClusterError, match=match):
+            mixture().fit(ROWS)
 
 
 class TestPaths:

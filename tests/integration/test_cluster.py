@@ -18,7 +18,7 @@ from distributed import Client, futures_of, wait
 from fits import ROWS, assert_same_bits, mixture, quietly, resumed
 from processes import pool_of_two
 
-from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM
+from emtau_dask import ClusterError, EMLazy, EMStar, EMTau, FullEM, GaussianMixture
 from emtau_dask.checkpoint.reader import read_newest
 from emtau_dask.storage.commits import open_log
 from emtau_dask.storage.stores import object_store
@@ -97,13 +97,14 @@ class TestBits:
             warnings.filterwarnings("error", message="Sending large graph")
             fit(np.tile(ROWS, (100, 1)), max_iter=1)
 
-    def test_a_graph_that_is_computed_in_every_pass_is_warned_about(self, client):
+    def test_a_graph_that_every_pass_needs_whole_is_warned_about(self, client):
         graph = da.from_array(ROWS, chunks=(500, ROWS.shape[1])).map_blocks(np.negative)
         with pytest.warns(UserWarning, match=r"computes it again.*X\.persist\(\)"):
-            fit(graph, max_iter=1)
+            fit(graph, "em", max_iter=1)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*computes it again")
-            fit(graph.persist(), max_iter=1)
+            fit(graph.persist(), "em", max_iter=1)
+            fit(graph, "em-tau", max_iter=1)
 
     def test_a_resumed_fits_are_those_of_one_that_was_not_interrupted(
         self, client, stored, threaded, tmp_path
@@ -184,6 +185,24 @@ class TestWhoReads:
         assert not {key for key, _, _ in ran} & keys
         assert all(name_of(key).startswith("emtau-") for key in gathered)
 
+    def test_a_graph_is_computed_for_full_passes_and_once_for_all_samples(self, cluster, one):
+        """The workers that cache rows of samples, and later active rows, take them from there."""
+        while len(cluster.workers) < 2:
+            cluster.start_worker()
+        cluster.wait(one)
+        rng = da.random.default_rng(0)
+        X = rng.normal(size=(80_000, 2), chunks=(10_000, 2)) + 4 * rng.integers(
+            3, size=(80_000, 1), chunks=10_000
+        )
+        with seen(one) as ran:
+            found = quietly(GaussianMixture(3, random_state=0), X)
+        with dask.config.set(THREADS):
+            assert_same_bits(found, quietly(GaussianMixture(3, random_state=0), X))
+        own = Counter(key for key, _, _ in ran if not name_of(key).startswith("emtau-"))
+        full = sum(record.full_pass for record in found.history_)
+        assert len(found.history_) > 3 * full > 0
+        assert set(own.values()) == {1 + full}
+
     @pytest.mark.parametrize("chunks", [None, 100])
     def test_an_array_in_memory_is_sent_once(self, one, chunks):
         X = ROWS if chunks is None else da.from_array(ROWS, chunks=(chunks, 2))
@@ -242,14 +261,6 @@ class TestScheduling:
                     fit(stored)
 
         asyncio.run(attempt())
-
-    @pytest.mark.parametrize("setting", ["distributed", "dask.distributed"])
-    def test_a_setting_without_a_client_is_refused(self, stored, setting):
-        with (
-            dask.config.set(scheduler=setting),
-            pytest.raises(ClusterError, match=f"'{setting}', but there is no active client: create a Client"),
-        ):
-            fit(stored)
 
     def test_two_fits_at_once_do_not_disturb_each_other(self, one, stored, threaded):
         found = {}

@@ -47,11 +47,17 @@ def in_memory():
     return as_source(ROWS, ndim=2, what="X").aligned(CHUNKS)
 
 
+def sources(stored):
+    """The rows of all kinds of source: what is computed is cached by workers, of which one may die."""
+    graph = da.from_array(ROWS, chunks=(CHUNKS, 2)).map_blocks(np.positive)
+    return {"stored": stored, "in memory": in_memory(), "computed": graph}
+
+
 @pytest.fixture(scope="module")
 def undisturbed(stored):
     with dask.config.set(scheduler="threads"):
         algorithm = EMTau(tau=2, revisit=3)
-        return {"stored": fit(stored, algorithm), "in memory": fit(in_memory(), algorithm)}
+        return {source: fit(X, algorithm) for source, X in sources(stored).items()}
 
 
 @pytest.fixture
@@ -89,10 +95,10 @@ def replaced(cluster):
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize(("source", "kept"), [("stored", True), ("in memory", False)])
+@pytest.mark.parametrize(("source", "kept"), [("stored", True), ("in memory", False), ("computed", False)])
 def test_killed_workers_change_no_bit(zygote, stored, undisturbed, after_iterations, tmp_path, source, kept):
     (tmp_path / "events").mkdir()
-    X = stored if source == "stored" else in_memory()
+    X = sources(stored)[source]
     for iteration in (1, 3, 5, 7):
         after_iterations[iteration] = (tmp_path / "events" / "die").touch
     with (

@@ -55,6 +55,20 @@ def cache(request):
     return RowCache("mine", KINDS[request.param])
 
 
+def test_a_process_says_which_chunks_it_caches_under_a_name_and_with_which_row_state(cache):
+    """A fit sends the tasks of these chunks to that process."""
+    for chunk in (2, 5):
+        cache.keep(chunk, rows_at([0, 1]))
+    cache.keep(3, rows_at([0, 1]), "sample 0")
+    cache.keep_state(5, {"active": np.ones(4, np.bool_)}, stored=("digest", 0))
+    cache.keep_state(6, {"active": np.ones(4, np.bool_)}, stored=("other", 0))
+    state = ("digest", 0) if cache.limit else None
+    assert cache.named().chunks() == {2: None, 5: state}
+    assert cache.named("sample 0").chunks() == {3: None}
+    release_rows("mine")
+    assert cache.named().chunks() == {}
+
+
 class TestWhatIsFound:
     @pytest.mark.parametrize("weighted", [False, True])
     @pytest.mark.parametrize("dtype", ["f8", "f4", "u1", ">i2"])
