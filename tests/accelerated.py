@@ -14,6 +14,7 @@ from oracles import naive
 from references import theta_of
 
 from emtau_dask import GaussianMixture
+from emtau_dask.em import fit as fitting_loop
 from emtau_dask.em import loop
 from emtau_dask.em import settings as resolving
 from emtau_dask.em.history import SilentObserver
@@ -21,9 +22,13 @@ from emtau_dask.estimator import fitting
 
 
 @contextmanager
-def few_rows_suffice(least=30, per_parameter=2):
-    """Samples and sampled rows are used on thousands of rows, where else millions are wanted."""
+def few_rows_suffice(least=30, per_parameter=2, in_memory=0):
+    """Samples and sampled rows are used on thousands of rows, where else millions are wanted.
+
+    Starts are compared by passes over their sample, or in memory if it has at most so many rows.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting_loop, "has_few_rows", lambda n_rows, *shape: n_rows <= in_memory)
         patch.setattr(resolving, "MIN_SAMPLE_ROWS", least)
         patch.setattr(resolving, "MIN_ROWS_PER_PARAMETER", per_parameter)
         yield

@@ -1,9 +1,9 @@
 """A whole fit: its starts, which of them goes on, and the best run.
 
-A default fit compares several starts on the smallest sample of the rows, or on all rows if these are few. Few
-rows are compared in memory (`em.short_runs`). Else a start makes up to 16 iterations on the sample, and is
-dropped after 4 if it can no longer reach the best one. With few rows for each parameter every start has two
-runs, one of which begins with annealed passes.
+A default fit compares several starts on the smallest sample of the rows, or on all rows if these are few: by
+short runs in memory (`em.short_runs`). If the sample has more than 65,536 rows, or 16 MiB, a start makes up
+to 16 iterations on it instead, and is dropped after 4 if it can no longer reach the best one. With few rows
+for each parameter every start has two runs, one of which begins with annealed passes.
 
 The best start goes on over larger samples, then over all rows (`em.loop.iterate`), until its estimated gap is
 below the tolerance. With many rows, passes over a weighted part of them follow each pass over all rows
@@ -164,10 +164,13 @@ class _Fit:
 
     @property
     def has_short_runs(self) -> bool:
-        """Whether starts are compared by short runs, because the rows are few and all later passes full."""
+        """Whether starts are compared by short runs, because the first sample has few rows."""
+        return self.compares_starts and self.has_few_rows(self.settings.shares[0])
+
+    def has_few_rows(self, share: float) -> bool:
+        """Return whether a share of all rows is so few that steps over them are made in memory."""
         problem = self.problem
-        few = has_few_rows(problem.rows.shape[0], problem.n_components, problem.n_features)
-        return self.compares_starts and few and not self.settings.weighted
+        return has_few_rows(int(share * problem.rows.shape[0]), problem.n_components, problem.n_features)
 
     @property
     def rounding(self) -> float:
@@ -208,13 +211,16 @@ def _name_of_run(fit: _Fit, state: FitState) -> str:
     """Return the name of the run that goes on, for people."""
     run, n_runs = state.current, len(fit.settings.seeds)
     if fit.compares_starts and run is not None and run.progress is not None and run.progress.chosen:
-        return "all rows, from the best start"
+        return "from the best start"
     start = f"start {state.run + 1} of {n_runs}" if n_runs > 1 else "fit"
     return f"{start} on a sample" if fit.compares_starts else start
 
 
 def _after_short_runs(fit: _Fit, state: FitState) -> FitState:
-    """Return the state of a new fit with the best start, which goes on over all rows; it is committed."""
+    """Return the state of a new fit with the best start; it is committed.
+
+    That goes on over all rows if these are few, else over the samples.
+    """
     problem, settings, n_starts = fit.problem, fit.settings, len(fit.settings.seeds)
     acceleration = settings.acceleration
     assert acceleration is not None
@@ -223,7 +229,9 @@ def _after_short_runs(fit: _Fit, state: FitState) -> FitState:
     sample = sampled_rows(problem, samples, problem.rows.shape[0])
     best = best_start(problem, settings, sample, fit.rounding)
     progress = Progress(
-        QuasiNewtonState(best.parameters.means), sample_index=len(shares), sample_began=len(best.records)
+        QuasiNewtonState(best.parameters.means),
+        sample_index=len(shares) if fit.has_few_rows(1.0) else 0,
+        sample_began=len(best.records),
     )
     run = RunState(best.parameters, settings.previous_bound, best.records, progress=progress)
     state = replace(state, run=n_starts - 1, current=run, left_out=best.left_out)

@@ -33,7 +33,7 @@ from emtau_dask.mixture.plan import KernelPlan
 from emtau_dask.mixture.statistics import RowSums
 from emtau_dask.settings import MARGINALISE
 
-STEPS, MAX_LAST_STEPS = 4, 40
+STEPS, MAX_LAST_STEPS = 6, 40
 """Steps of each run after which the better half goes on, and maximum steps of the run that is left."""
 MIN_GAIN = 1e-3
 """Gain of a step below which a run ends, nats per row: scikit-learn's default tolerance."""

@@ -25,8 +25,10 @@ from emtau_dask.em import loop, sampling
 N, CHUNK = 6000, 500
 ROWS, _ = starts.mixture(N, 3, 2, separation=4.0, seed=5)
 WEIGHTS = np.random.default_rng(2).integers(0, 3, N).astype(float)
+IN_MEMORY = "auto, starts in memory"
 CASES = {
     "auto": {"algorithm": "auto", "max_iter": 60, "n_init": 2},
+    IN_MEMORY: {"algorithm": "auto", "max_iter": 60, "n_init": 4},
     "em": {"algorithm": "em", "acceleration": "quasi-newton", "max_iter": 12},
     "em-tau": {"algorithm": EMTau(tau=3), "acceleration": "quasi-newton", "max_iter": 12},
     "em-sampled": {"algorithm": EMSampled(share=0.3, most=3), "max_iter": 12},
@@ -35,8 +37,10 @@ EVERY = pytest.mark.parametrize("case", CASES)
 
 
 @pytest.fixture(autouse=True)
-def small():
-    with few_rows_suffice():
+def small(request):
+    case = getattr(request.node, "callspec", None)
+    in_memory = case is not None and case.params.get("case") == IN_MEMORY
+    with few_rows_suffice(in_memory=N // 16 if in_memory else 0):
         yield
 
 
@@ -79,7 +83,7 @@ def decisions(model):
 def test_chunks_change_it_by_rounding(case, chunking, weighted):
     """Few iterations: extrapolation and small samples let a difference grow, as they do distances."""
     more = {"sample_weight": WEIGHTS} if weighted else {}
-    options = settings(case, max_iter={"auto": 34}.get(case, 9)) | more
+    options = settings(case, max_iter={"auto": 34, IN_MEMORY: 24}.get(case, 9)) | more
     with iterations() as made:
         whole = quiet_fit(starts.chunked(ROWS, "one-chunk"), **options)
     assert {one.kind for one in made} > {"given", "plain"}

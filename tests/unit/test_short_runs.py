@@ -173,7 +173,8 @@ def test_records_count_the_rows_that_runs_score(begun, monkeypatch):
 
 
 @pytest.mark.parametrize("max_iter", [0, 1, 2, 5])
-def test_runs_make_at_most_half_of_max_iter(begun, max_iter):
+def test_runs_make_at_most_half_of_max_iter(begun, max_iter, monkeypatch):
+    monkeypatch.setattr(short_runs, "MIN_GAIN", 0.0)
     rows, _ = starts.mixture(400, 2, 2, separation=1.0, seed=3)
     problem, sample = problem_of(rows, 2)
     found = [started(rows, 2, "full", seed=seed) for seed in range(4)]
