@@ -135,7 +135,7 @@ def fit(
             if parts.has_short_runs and state.current is None and not state.finished:
                 state = _after_short_runs(parts, state)
             while not state.finished:
-                context.observer.part(_name_of_run(parts, state))
+                context.observer.part(*_names_of_run(parts, state))
                 try:
                     state = _begin_run(parts, state)
                     state = _iterate_run(parts, state)
@@ -204,13 +204,15 @@ def _without_small_samples(settings: EmSettings, problem: Problem) -> EmSettings
     return replace(settings, acceleration=replace(acceleration, samples=samples))
 
 
-def _name_of_run(fit: _Fit, state: FitState) -> str:
-    """Return the name of the run that goes on, for people."""
+def _names_of_run(fit: _Fit, state: FitState) -> tuple[str, str]:
+    """Return the name of the run that goes on, and that of the runs it is compared with, for people."""
     run, n_runs = state.current, len(fit.settings.seeds)
     if fit.compares_starts and run is not None and run.progress is not None and run.progress.chosen:
-        return "all rows, from the best start"
-    start = f"start {state.run + 1} of {n_runs}" if n_runs > 1 else "fit"
-    return f"{start} on a sample" if fit.compares_starts else start
+        return "all rows, from the best start", ""
+    if n_runs == 1:
+        return "fit", ""
+    where = " on a sample" if fit.compares_starts else ""
+    return f"start {state.run + 1} of {n_runs}{where}", f"best of {n_runs} starts{where}"
 
 
 def _after_short_runs(fit: _Fit, state: FitState) -> FitState:
@@ -219,7 +221,8 @@ def _after_short_runs(fit: _Fit, state: FitState) -> FitState:
     acceleration = settings.acceleration
     assert acceleration is not None
     shares, samples = settings.shares, acceleration.samples
-    problem.context.observer.part(f"{n_starts} starts" + (" on a sample" if shares != ALL_ROWS else ""))
+    where = " on a sample" if shares != ALL_ROWS else ""
+    problem.context.observer.part(f"best of {n_starts} starts{where}")
     sample = sampled_rows(problem, samples, problem.rows.shape[0])
     best = best_start(problem, settings, sample, fit.rounding)
     progress = Progress(
@@ -342,6 +345,7 @@ def _leave_out_run(fit: _Fit, state: FitState, error: SingularComponentError) ->
         raise error
     message = f"start {state.run + 1} of {n_runs} is left out: {error}"
     warn_user(message)
+    fit.problem.context.observer.left_out()
     return _next_run(fit, replace(state, left_out=(*state.left_out, message)), state.best)
 
 

@@ -194,12 +194,12 @@ class Unclosed:
 
     def __init__(self, observer: FitObserver, name: str | None = None) -> None:
         self.stage, self.chunks_done = observer.stage, observer.chunks_done
-        self.iteration, self.note = observer.iteration, observer.note
+        self.iteration, self.note, self.left_out = observer.iteration, observer.note, observer.left_out
         self._part, self._name = observer.part, name
 
-    def part(self, name: str) -> None:
+    def part(self, name: str, compared: str = "") -> None:
         """Pass on a part."""
-        self._part(self._name or name)
+        self._part(self._name or name, "" if self._name else compared)
 
     def close(self, *, done: bool) -> None:
         """Ignore."""

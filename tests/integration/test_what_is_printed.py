@@ -67,7 +67,7 @@ def on_a_terminal(*arguments):
 
 def test_a_piped_fit_has_one_line_for_each_stage():
     lines = piped("fit", "m.zarr", "-k", "3").stderr.splitlines()
-    stages = ["4 starts on a sample", "all rows, from the best start", "labels"]
+    stages = ["best of 4 starts on a sample", "all rows, from the best start", "labels"]
     assert [line.partition(":")[0] for line in lines] == stages
     assert max(map(len, lines)) <= COLUMNS
 
