@@ -34,7 +34,7 @@ BAR = 8
 
 @dataclass
 class _Part:
-    """A part of a fit, or several that are compared: when it began, its last or best record, its iterations."""
+    """A part of a fit with its last record, or all parts that are compared with the best one's."""
 
     name: str
     began: float
@@ -46,8 +46,8 @@ class Progress:
     """Tracks the progress of a fit, logs it, and shows it on a display. Threads may share it.
 
     A fit has parts, such as its starts. A part has a line when it ends, and parts that are compared have one
-    together; their own lines, passes and iterations are details. Accepted passes over all rows are logged at level INFO, other iterations at DEBUG. A report
-    of chunks takes a lock, adds a number and reads the clock.
+    together; their own lines, passes and iterations are details. Accepted passes over all rows are logged at
+    level INFO, other iterations at DEBUG. A report of chunks takes a lock, adds a number and reads the clock.
     """
 
     def __init__(

@@ -3,12 +3,25 @@
 A default fit compares several starts on the smallest sample of the rows, or on all rows if these are few. Few
 rows are compared in memory (`em.short_runs`). Else a start makes up to 16 iterations on the sample, and is
 dropped after 4 if it can no longer reach the best one. With few rows for each parameter every start has two
-runs, one of which begins with annealed passes.
+runs, one of which begins with annealed passes. Other fits make ``n_init`` whole runs, and the run with the
+highest final bound is the result.
 
-The best start goes on over larger samples, then over all rows (`em.loop.iterate`), until its estimated gap is
-below the tolerance. With many rows, passes over a weighted part of them follow each pass over all rows
-(`policies.sampled`). Other fits make ``n_init`` whole runs, and the run with the highest final bound is the
-result.
+A `FitState` is committed between these stages, and a resumed fit goes on with the stage that it is in:
+
+================================  ===========================  =============================================
+state                             stage                        what follows
+================================  ===========================  =============================================
+new, and few rows                 all starts in memory         the best one, chosen
+no ``current`` run                Θ₀ of the seed of ``run``    its run
+``current`` run, not chosen       iterations on the sample     the next start; after the last, or when half
+                                                               of ``max_iter`` is used, the best one, chosen
+``current`` run, chosen           larger samples, all rows     ``finished``
+``current`` run, none compared    all iterations               the next run; after the last, ``finished``
+any run that collapses            is left out                  as after its end; an error if none is left
+================================  ===========================  =============================================
+
+A run iterates (`em.loop.iterate`) until its estimated gap is below the tolerance. With many rows, passes over
+a weighted part of them follow each pass over all rows (`policies.sampled`).
 """
 
 from __future__ import annotations
@@ -167,7 +180,7 @@ class _Fit:
         """Whether starts are compared by short runs, because the rows are few and all later passes full."""
         problem = self.problem
         few = has_few_rows(problem.rows.shape[0], problem.n_components, problem.n_features)
-        return self.compares_starts and few and not self.settings.weighted
+        return self.compares_starts and few and not self.settings.has_sampling_weights
 
     @property
     def rounding(self) -> float:
