@@ -45,7 +45,7 @@ from emtau_dask.selection.criteria import (
 from emtau_dask.selection.fits import fit_candidates, fit_to_all_rows
 from emtau_dask.selection.passes import count_rows, draw_sample, score_all
 from emtau_dask.selection.table import ComponentSelection, result_of
-from emtau_dask.settings import AUTO, DROP, RAISE, Settings, check
+from emtau_dask.settings import AUTO, Settings, check, missing_values
 from emtau_dask.storage.stores import NotExclusiveWarning
 
 OF_A_FIT = {"n_components", "covariance_type", "algorithm", "warm_start"}
@@ -236,7 +236,7 @@ def _run_selection(
             executor,
             context,
             compiled=False,
-            missing=DROP if settings.template.missing == DROP else RAISE,
+            missing=missing_values(settings.template.missing),
         )
         entry, problem = _begin(settings, sources, problem, checkpoint)
         with warnings.catch_warnings():
