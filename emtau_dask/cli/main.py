@@ -336,7 +336,7 @@ def predict(
     """
     from emtau_dask.cli.predict import LabelOptions, run_predict
 
-    counts = run_predict(
+    rows, counts = run_predict(
         run_or_model,
         data,
         out,
@@ -346,10 +346,14 @@ def predict(
         features=features,
         workers=workers,
     )
+    labelled = int(counts.sum())
+    left_out = rows - labelled
     if as_json:
-        echo_json({"labels": str(out), "rows": int(counts.sum()), "rows_by_label": counts.tolist()})
+        by_label = counts.tolist()
+        echo_json({"labels": str(out), "rows": rows, "left_out": left_out, "rows_by_label": by_label})
     else:
-        say(f"{counted(int(counts.sum()), 'row')} labelled in {out}")
+        others = f"; {left_out:,} left out: missing values" if left_out else ""
+        say(f"{counted(labelled, 'row')} labelled in {out}{others}")
 
 
 @main.command()

@@ -90,8 +90,8 @@ def run_predict(
     columns: Sequence[str] | None,
     features: Sequence[str] | None,
     workers: int | None,
-) -> NDArray[np.int64]:
-    """Label stored rows with a stored model; return the number of rows of each label, (K,).
+) -> tuple[int, NDArray[np.int64]]:
+    """Label stored rows with a stored model; return the number of rows, and that of each label, (K,).
 
     ``model`` is a saved model, the folder of a run that holds ``model.zarr``, or a checkpoint. Data are as
     for `open_rows_or_cube`, by default with the columns of the fit; ``workers`` is the number of threads.
@@ -121,7 +121,8 @@ def run_predict(
         )
         if cube is not None:
             form = form_of_cube(out, cube, fitted.missing)
-        return write_labels(fitted, rows, out, options, observer=observer, form=form)
+        counts = write_labels(fitted, rows, out, options, observer=observer, form=form)
+        return rows.shape[0], counts
 
 
 def _model_in(place: str) -> GaussianMixture:

@@ -167,7 +167,12 @@ def test_predict_gives_programs_its_results():
     assert emtau("fit", "m.zarr", "-k", 3).exit_code == 0
     values = json.loads(emtau("predict", "runs/m", "m.zarr", "l.zarr", "--json").stdout)
     labels = zarr.open_group("l.zarr", mode="r")["labels"][:]
-    assert values == {"labels": "l.zarr", "rows": 20_000, "rows_by_label": np.bincount(labels).tolist()}
+    assert values == {
+        "labels": "l.zarr",
+        "rows": 20_000,
+        "left_out": 0,
+        "rows_by_label": np.bincount(labels).tolist(),
+    }
 
 
 def test_sizes_have_one_unit():
