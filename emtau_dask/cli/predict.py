@@ -117,7 +117,13 @@ def run_predict(
         dask.config.set(scheduler="threads", **threads),
     ):
         rows, cube = open_rows_or_cube(
-            data, array=array, columns=columns, fitted=names, observer=observer, features=features
+            data,
+            array=array,
+            columns=columns,
+            fitted=names,
+            observer=observer,
+            features=features,
+            fitted_array=fitted._array,
         )
         if cube is not None:
             form = form_of_cube(out, cube, fitted.missing)

@@ -68,7 +68,13 @@ def run_report(
             names = getattr(subject.model, "feature_names_in_", None)
             chosen = columns_of_fit(data, names) if columns is None else columns
             rows, cube = open_rows_or_cube(
-                data, array=array, columns=chosen, fitted=names, observer=observer, features=features
+                data,
+                array=array,
+                columns=chosen,
+                fitted=names,
+                observer=observer,
+                features=features,
+                fitted_array=subject.model._array,
             )
             drawn = _drawn(subject.model, rows, None, observer)
             of_cube = cube.features if cube else None

@@ -63,6 +63,8 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     """The methods of `GaussianMixture` that need a fit; its base class."""
 
     _doc_link_module = "emtau_dask"
+    _array: str | None = None
+    """The variable of a cube that has the features of the fit along a dimension."""
 
     @property
     def _doc_link_template(self) -> str:
@@ -118,7 +120,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         parameters = self.parameters_
         missing = missing_values(self.missing) if missing is None else missing
         names, by_pattern = getattr(self, "feature_names_in_", None), scoring.by_pattern
-        X = opened_data(X, chosen, names)
+        X = opened_data(X, chosen, names, fitted_array=self._array)
         lazy = checked_lazy(self, X)
         if lazy is None:
             rows = checked_array(self, X, reset=False)
@@ -148,7 +150,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         for the dimension of the features.
         Warns if the result is lazy and the cluster has no workers.
         """
-        X = opened_data(X, chosen, getattr(self, "feature_names_in_", None))
+        X = opened_data(X, chosen, getattr(self, "feature_names_in_", None), fitted_array=self._array)
         values = self._score(X, scoring, missing=missing)
         if isinstance(values, da.Array):
             warn_without_workers(active_client(), "computing what this call returns")

@@ -620,6 +620,26 @@ class TestTheCommandLine:
         command("predict", "one", "c.nc", "again.zarr")
         np.testing.assert_array_equal(xr.open_zarr("again.zarr").labels, model.predict(CUBE))
 
+    @pytest.mark.parametrize("kind", ["nc", "zarr"])
+    def test_takes_the_variable_of_the_fit_or_says_that_there_is_none(self, kind):
+        sea = CUBE.reset_coords(drop=True)
+        both = xr.Dataset({"other": sea * 0.5, "sea": sea})
+        for name, data in (("both", both), ("other", both[["other"]])):
+            data.to_netcdf(f"{name}.nc") if kind == "nc" else data.to_zarr(f"{name}.zarr")
+        command("fit", f"both.{kind}", "--features", "band", "--array", "sea", *self.QUICK, "-o", "out")
+        model = GaussianMixture.load("out/model.zarr")
+        command("predict", "out", f"both.{kind}", "again.zarr")
+        labels = model.predict(both.sea)
+        np.testing.assert_array_equal(xr.open_zarr("again.zarr").labels, labels)
+        np.testing.assert_array_equal(model.predict(f"both.{kind}"), labels)
+        lacking = "no variable 'sea', to which the mixture was fitted; it has the variables other"
+        with pytest.raises(InvalidDataError, match=lacking):
+            model.predict(f"other.{kind}")
+        assert lacking in command("predict", "out", f"other.{kind}", "l.zarr", code=1).stderr
+        command("predict", "out", f"other.{kind}", "l.zarr", "--array", "other")
+        zarr.open_group("g.zarr", mode="w").create_array("X", data=ROWS)
+        command("predict", "out", "g.zarr", "rows.zarr")
+
     @pytest.mark.parametrize("name", ["c.nc", "c.zarr"])
     def test_says_how_to_give_the_features_of_the_fit_again(self, fitted, name):
         sea = CUBE.reset_coords(drop=True)
