@@ -311,7 +311,7 @@ def compare(config: Path, overrides: list[str]) -> None:
     type=click.Choice([RAISE, DROP, MARGINALISE, *SPELLINGS]),
     help="What NaN means, as for emtau fit; dropped rows get the label -1. By default as in the fit.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads; by default one for each core.")
 @overwrite_option("Replace labels that emtau wrote at OUT.")
 @json_option
 @common_options
