@@ -138,7 +138,7 @@ for _name, (_summary, _options) in DATASETS.items():
 def report(run_or_model: str, out: Path, **options: Any) -> None:
     """Write a report of a fit: one page with pictures.
 
-    RUN_OR_MODEL is a saved model, the folder of a run that saved one as model.zarr, or a checkpoint. The
+    RUN_OR_MODEL is a saved model, a checkpoint, or the folder of a run that holds one of these. The
     page says what was found and how the fit went. It loads nothing; data are read only if asked for.
     """
     from emtau_dask.cli.report import run_report
@@ -328,9 +328,9 @@ def predict(
 ) -> None:
     """Label rows with a fitted mixture.
 
-    RUN_OR_MODEL is a saved model, the folder of a run that saved one as
-    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet, a CSV or a netCDF file,
-    or a pattern in quotes, such as 'data/*.parquet', of which part-9 is read before part-10.
+    RUN_OR_MODEL is a saved model, a checkpoint, or the folder of a run that holds one of these.
+    DATA is a zarr array or group, an .npy, a parquet, a CSV or a netCDF file, or a pattern in quotes, such as
+    'data/*.parquet', of which part-9 is read before part-10.
     OUT is a zarr group, or, if its name ends in .parquet, .pq, .csv or .tsv, a table with the column label.
     Its rows are in the order of DATA.
     """
