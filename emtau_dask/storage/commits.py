@@ -47,6 +47,7 @@ WRITTEN_KEY = re.compile(
 )
 """The beginning of the keys of an attempt or of a commit."""
 FORMAT, VERSION = "emtau-checkpoint", 7
+ZARR_NODES = {"group": "a zarr group", "array": "a zarr array"}
 
 
 def _commit_key(number: int) -> str:
@@ -282,11 +283,11 @@ def _own_root(objects: ObjectStore) -> dict[str, Any]:
         return read_root(objects)
     except CheckpointCorruptError:
         kind = None
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads(objects.get(ROOT_DOCUMENT, MAX_ROOT_BYTES) or b"")
-            kind = f"a zarr {found['node_type']}"
-            if found["attributes"].keys() & {"format", "sha256"}:
-                kind = OWN_GROUPS.get(found["attributes"].get("format"))
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            document = json.loads(objects.get(ROOT_DOCUMENT, MAX_ROOT_BYTES) or b"")
+            attributes = document.get("attributes", {})
+            is_own = attributes.keys() & {"format", "sha256"}
+            kind = OWN_GROUPS.get(attributes["format"]) if is_own else ZARR_NODES[document["node_type"]]
         if kind is not None and kind != OWN_GROUPS[FORMAT]:
             raise CheckpointMismatchError(
                 f"{objects.location} is {kind}, not {OWN_GROUPS[FORMAT]}. Give the path of a checkpoint."
