@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,23 +32,32 @@ BAR = 8
 """Length of a terminal's bar (characters)."""
 
 
+@dataclass
+class _Part:
+    """A part of a fit with its last record, or all parts that are compared with the best one's."""
+
+    name: str
+    began: float
+    record: IterationRecord | None = None
+    iterations: int = 0
+
+
 class Progress:
     """Tracks the progress of a fit, logs it, and shows it on a display. Threads may share it.
 
-    A fit has parts, such as its starts, which have a line when they end. Passes and iterations within a part
-    are details. Accepted passes over all rows are logged at level INFO, other iterations at DEBUG. A report
-    of chunks takes a lock, adds a number and reads the clock.
+    A fit has parts, such as its starts. A part has a line when it ends, and parts that are compared have one
+    together; their own lines, passes and iterations are details. Accepted passes over all rows are logged at
+    level INFO, other iterations at DEBUG. A report of chunks takes a lock, adds a number and reads the clock.
     """
 
     def __init__(
         self, display: Display | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._display, self._clock, self._lock = display or Display(), clock, threading.Lock()
-        self._began = self._part_began = self._pass_began = clock()
+        self._began = self._pass_began = clock()
         self._next_line = self._began + LONG_PASS
-        self._part, self._stage, self._chunks, self._done = "", "starting", 0, 0
-        self._record: IterationRecord | None = None
-        self._iterations = 0
+        self._part, self._compared = _Part("", self._began), _Part("", self._began)
+        self._stage, self._chunks, self._done = "starting", 0, 0
         self._stopped = False
         self._display.start(self)
 
@@ -56,19 +66,26 @@ class Progress:
         """Seconds since the beginning."""
         return self._clock() - self._began
 
-    def part(self, name: str) -> None:
-        """Begin a part of a fit; the part before gets its line."""
+    def part(self, name: str, compared: str = "") -> None:
+        """Begin a part of a fit; what ends before gets its line."""
         self._end_part()
+        if compared != self._compared.name:
+            self._end_compared()
+            self._compared = _Part(compared, self._clock())
         with self._lock:
-            self._part, self._stage, self._chunks, self._done = name, "", 0, 0
-            self._record, self._iterations, self._part_began = None, 0, self._clock()
+            self._part = _Part(name, self._clock())
+            self._stage, self._chunks, self._done = "", 0, 0
+
+    def left_out(self) -> None:
+        """Forget the record of the part that ends."""
+        self._part.record = None
 
     def stage(self, name: str, chunks: int) -> None:
         """Begin a pass; its line is its name. An iteration has its line at its end."""
         with self._lock:
             self._stage, self._chunks, self._done, self._pass_began = name, chunks, 0, self._clock()
         if not name.startswith("iteration "):
-            self._line(logging.INFO, f"{name}: {counted(chunks, 'chunk')}", detail=bool(self._part))
+            self._line(logging.INFO, f"{name}: {counted(chunks, 'chunk')}", detail=bool(self._part.name))
         self._display.draw()
 
     def chunks_done(self, count: int) -> None:
@@ -82,8 +99,9 @@ class Progress:
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
         """Remember an iteration, and log its line."""
-        before, self._iterations = self._record, self._iterations + 1
-        self._record = record if record.accepted else before or record
+        part, before = self._part, self._part.record
+        part.iterations += 1
+        part.record = record if record.accepted else before or record
         chunks = record.chunks_processed + record.chunks_skipped
         follows = before is not None and record.iteration == before.iteration + 1
         changed = f"changed by {record.lower_bound - before.lower_bound:+.2e}" if before and follows else ""
@@ -112,6 +130,7 @@ class Progress:
         self._stopped = not done
         if done:
             self._end_part()
+            self._end_compared()
         self._display.stop()
 
     def figures(self) -> tuple[float, list[str]]:
@@ -121,28 +140,41 @@ class Progress:
         """
         with self._lock:
             share = min(self._done / self._chunks, 1.0) if self._chunks else 0.0
-            where, within = (self._part, self._stage) if self._part else (self._stage, "")
+            part, record = self._part.name, self._part.record
+            where, within = (part, self._stage) if part else (self._stage, "")
             if self._stopped:
                 where, within = f"stopped in {', '.join(filter(None, (where, within)))}", ""
-            of_fit = _log_likelihood(self._record, 6), within, _still_to_gain(self._record)
+            of_fit = _log_likelihood(record, 6), within, _still_to_gain(record)
             texts = [where, _clock_time(self.seconds), *filter(None, of_fit)]
             if self._chunks:
                 texts.append(f"{share:.0%} of {counted(self._chunks, 'chunk')}")
-            if 0.0 < share < 1.0 and not self._stopped and not self._part:
+            if 0.0 < share < 1.0 and not self._stopped and not part:
                 left = (self._clock() - self._pass_began) * (1.0 - share) / share
                 texts.append(f"{_clock_time(left)} left")
-            elif self._record is not None:
-                texts.append(_rate(self._record))
+            elif record is not None:
+                texts.append(_rate(record))
         return share, texts
 
     def _end_part(self) -> None:
-        """Give the part that ends its line, once, if it had iterations."""
-        if self._part and self._record is not None and self._iterations:
-            likelihood, took = _log_likelihood(self._record, 7), self._clock() - self._part_began
-            iterations = counted(self._iterations, "iteration")
+        """Give the part that ends its line, and compare it."""
+        part, best = self._part, self._compared
+        if part.record is not None and best.name:
+            best.iterations += part.iterations
+            if best.record is None or part.record.lower_bound > best.record.lower_bound:
+                best.record = part.record
+        self._line_of(part, detail=bool(best.name))
+
+    def _end_compared(self) -> None:
+        self._line_of(self._compared)
+
+    def _line_of(self, part: _Part, *, detail: bool = False) -> None:
+        """Give a part its line, once, if it had iterations."""
+        if part.name and part.record is not None and part.iterations:
+            likelihood, took = _log_likelihood(part.record, 7), self._clock() - part.began
+            iterations = counted(part.iterations, "iteration")
             taken = "" if took < 1 else f", {took:.0f} s" if took < 60 else f", {_clock_time(took)}"
-            self._line(logging.INFO, f"{self._part}: {likelihood}, {iterations}{taken}")
-            self._iterations = 0
+            self._line(logging.INFO, f"{part.name}: {likelihood}, {iterations}{taken}", detail=detail)
+            part.iterations = 0
 
     def _line(self, level: int, text: str, *, detail: bool = False) -> None:
         LOG.log(level, "%s", one_line(text))

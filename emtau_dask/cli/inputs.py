@@ -131,15 +131,16 @@ def open_rows_or_cube(
     fitted: Sequence[str] | None,
     observer: FitObserver,
     features: Sequence[str] | None = None,
+    fitted_array: str | None = None,
 ) -> tuple[Source, Cube | None]:
     """Open rows for a mixture that was fitted to features ``fitted``, and their cube if they have one.
 
-    ``features`` are those of a cube, as for `cube_at`.
+    ``features`` and ``fitted_array`` are those of a cube, as for `cube_at`.
 
     Raises as `open_rows` and `cube_at`.
     """
     try:
-        cube = cube_at(place, features, array, fitted)
+        cube = cube_at(place, features, array, fitted, fitted_array)
         if cube is None or columns is not None:
             return open_rows(place, array=array, columns=columns, observer=observer), None
     except InvalidDataError as error:

@@ -138,7 +138,7 @@ for _name, (_summary, _options) in DATASETS.items():
 def report(run_or_model: str, out: Path, **options: Any) -> None:
     """Write a report of a fit: one page with pictures.
 
-    RUN_OR_MODEL is a saved model, the folder of a run that saved one as model.zarr, or a checkpoint. The
+    RUN_OR_MODEL is a saved model, a checkpoint, or the folder of a run that holds one of these. The
     page says what was found and how the fit went. It loads nothing; data are read only if asked for.
     """
     from emtau_dask.cli.report import run_report
@@ -311,7 +311,7 @@ def compare(config: Path, overrides: list[str]) -> None:
     type=click.Choice([RAISE, DROP, MARGINALISE, *SPELLINGS]),
     help="What NaN means, as for emtau fit; dropped rows get the label -1. By default as in the fit.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Threads; by default one for each core.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads; by default one for each core.")
 @overwrite_option("Replace labels that emtau wrote at OUT.")
 @json_option
 @common_options
@@ -328,15 +328,15 @@ def predict(
 ) -> None:
     """Label rows with a fitted mixture.
 
-    RUN_OR_MODEL is a saved model, the folder of a run that saved one as
-    model.zarr, or a checkpoint. DATA is a zarr array or group, an .npy, a parquet, a CSV or a netCDF file,
-    or a pattern in quotes, such as 'data/*.parquet', of which part-9 is read before part-10.
+    RUN_OR_MODEL is a saved model, a checkpoint, or the folder of a run that holds one of these.
+    DATA is a zarr array or group, an .npy, a parquet, a CSV or a netCDF file, or a pattern in quotes, such as
+    'data/*.parquet', of which part-9 is read before part-10.
     OUT is a zarr group, or, if its name ends in .parquet, .pq, .csv or .tsv, a table with the column label.
     Its rows are in the order of DATA.
     """
     from emtau_dask.cli.predict import LabelOptions, run_predict
 
-    counts = run_predict(
+    rows, counts = run_predict(
         run_or_model,
         data,
         out,
@@ -346,10 +346,14 @@ def predict(
         features=features,
         workers=workers,
     )
+    labelled = int(counts.sum())
+    left_out = rows - labelled
     if as_json:
-        echo_json({"labels": str(out), "rows": int(counts.sum()), "rows_by_label": counts.tolist()})
+        by_label = counts.tolist()
+        echo_json({"labels": str(out), "rows": rows, "left_out": left_out, "rows_by_label": by_label})
     else:
-        say(f"{counted(int(counts.sum()), 'row')} labelled in {out}")
+        others = f"; {left_out:,} left out: missing values" if left_out else ""
+        say(f"{counted(labelled, 'row')} labelled in {out}{others}")
 
 
 @main.command()

@@ -60,11 +60,12 @@ def common_options(command: Command) -> Command:
     return quiet_option(verbose_option(_debug_option(_version_option(command))))
 
 
-array_option = click.option("--array", help="Member of DATA, if it is a zarr group.")
+array_option = click.option("--array", metavar="NAME", help="Member of DATA, if it is a zarr group.")
 columns_option = click.option(
     "--columns",
     callback=lambda *given: names_in(given[-1]) if given[-1] else None,
-    help="Columns of DATA, separated by commas, if it is parquet or CSV.",
+    metavar="A,B,C",
+    help="Columns of DATA, if it is parquet or CSV; by default those of the fit.",
 )
 features_option = click.option(
     "--features",
@@ -115,8 +116,8 @@ def run_options(command: Command) -> Command:
     workers = "Threads, or worker processes of a local cluster; by default one for each core."
 
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=override)
-    @click.option("--scheduler", help=scheduler)
-    @click.option("--workers", type=click.IntRange(1), help=workers)
+    @click.option("--scheduler", metavar="WHERE", help=scheduler)
+    @click.option("--workers", type=click.IntRange(1), metavar="N", help=workers)
     @common_options
     @wraps(command)
     def with_overrides(

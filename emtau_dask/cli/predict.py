@@ -46,7 +46,7 @@ from emtau_dask.interrupts import interruptible
 from emtau_dask.process import threads_side_by_side
 from emtau_dask.settings import missing_values
 from emtau_dask.storage.commits import holds_run
-from emtau_dask.storage.locations import paths_at
+from emtau_dask.storage.locations import CHECKPOINT, MODEL, fit_in, paths_at
 from emtau_dask.storage.publishing import check_writable
 from emtau_dask.storage.stores import object_store
 from emtau_dask.storage.urls import plain_path
@@ -90,10 +90,10 @@ def run_predict(
     columns: Sequence[str] | None,
     features: Sequence[str] | None,
     workers: int | None,
-) -> NDArray[np.int64]:
-    """Label stored rows with a stored model; return the number of rows of each label, (K,).
+) -> tuple[int, NDArray[np.int64]]:
+    """Label stored rows with a stored model; return the number of rows, and that of each label, (K,).
 
-    ``model`` is a saved model, the folder of a run that holds ``model.zarr``, or a checkpoint. Data are as
+    ``model`` is a saved model, a checkpoint, or the folder of a run that holds one of these. Data are as
     for `open_rows_or_cube`, by default with the columns of the fit; ``workers`` is the number of threads.
     """
     if options.outliers is not None:
@@ -117,19 +117,27 @@ def run_predict(
         dask.config.set(scheduler="threads", **threads),
     ):
         rows, cube = open_rows_or_cube(
-            data, array=array, columns=columns, fitted=names, observer=observer, features=features
+            data,
+            array=array,
+            columns=columns,
+            fitted=names,
+            observer=observer,
+            features=features,
+            fitted_array=fitted._array,
         )
         if cube is not None:
             form = form_of_cube(out, cube, fitted.missing)
-        return write_labels(fitted, rows, out, options, observer=observer, form=form)
+        counts = write_labels(fitted, rows, out, options, observer=observer, form=form)
+        return rows.shape[0], counts
 
 
 def _model_in(place: str) -> GaussianMixture:
-    """Return the model at a path or URL: a saved one, that in a run's folder, or that in a checkpoint."""
+    """Return the model at a path or URL: a saved one, that in a checkpoint, or that in a run's folder."""
+    inner = Path(plain_path(place), "model.zarr")
+    place = str(inner) if inner.exists() else fit_in(place, MODEL, CHECKPOINT)
     if holds_run(object_store(place)):
         return mixture_in(GaussianMixture, place)
-    inner = Path(plain_path(place), "model.zarr")
-    return GaussianMixture.load(str(inner) if inner.exists() else place)
+    return GaussianMixture.load(place)
 
 
 def write_labels(

@@ -26,7 +26,7 @@ from emtau_dask.process import numerical_environment, software
 from emtau_dask.report.content import Subject
 from emtau_dask.report.page import report_page
 from emtau_dask.storage.commits import holds_run
-from emtau_dask.storage.locations import Place, is_pattern, paths_at, place_text
+from emtau_dask.storage.locations import CHECKPOINT, Place, fit_in, is_pattern, paths_at, place_text
 from emtau_dask.storage.publishing import attributes_at, check_writable, refuse_existing_page, write_page
 from emtau_dask.storage.stores import object_store
 from emtau_dask.storage.urls import is_url, plain_path
@@ -50,7 +50,7 @@ def run_report(
 ) -> None:
     """Write the report of a stored fit.
 
-    ``place`` is a saved model, the folder of a run that holds ``model.zarr``, or a checkpoint; ``data`` are
+    ``place`` is a saved model, a checkpoint, or the folder of a run that holds one of these; ``data`` are
     rows to show, as for `open_rows_or_cube`. The stored fit is not trusted: data that it names are read only
     if ``recorded``, and never from a URL.
     """
@@ -59,6 +59,8 @@ def run_report(
     if data is None and any(each is not None for each in (array, columns, features)):
         raise ConfigError("--array, --columns and --features choose from the rows of --data; give that too")
     check_matplotlib()
+    if not Path(plain_path(place), MODEL).exists():
+        place = fit_in(place, CHECKPOINT)
     read = [*_inputs_at(place), *(paths_at(data) if data is not None else ())]
     refuse_existing_page(out, overwrite, inputs=read)
     check_writable(out)
@@ -68,7 +70,13 @@ def run_report(
             names = getattr(subject.model, "feature_names_in_", None)
             chosen = columns_of_fit(data, names) if columns is None else columns
             rows, cube = open_rows_or_cube(
-                data, array=array, columns=chosen, fitted=names, observer=observer, features=features
+                data,
+                array=array,
+                columns=chosen,
+                fitted=names,
+                observer=observer,
+                features=features,
+                fitted_array=subject.model._array,
             )
             drawn = _drawn(subject.model, rows, None, observer)
             of_cube = cube.features if cube else None

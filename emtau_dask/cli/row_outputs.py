@@ -19,6 +19,7 @@ from emtau_dask.data.cubes import Cube
 from emtau_dask.data.opening import has_columns
 from emtau_dask.em.predict import LABELS, inliers
 from emtau_dask.errors import ConfigError, EmtauError
+from emtau_dask.estimator.frames import COLUMNS
 from emtau_dask.settings import DROP
 from emtau_dask.storage.locations import PARQUET, Place, kind_by_ending, place_text
 from emtau_dask.storage.publishing import (
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ENDINGS = ".zarr, .parquet, .pq, .csv or .tsv"
-COLUMNS = {"labels": "label", "probabilities": "probability", "scores": "score", "outliers": "outlier"}
-"""What tables call the results, whose names are those of the arrays in a group."""
 ABSENT = {"labels": LABELS.absent, "outliers": inliers(0.0).absent}
 """What rows have that are dropped; NaN where it is no integer."""
 _RESULT = re.compile(r"label|probability_\d+|score|outlier")

@@ -98,6 +98,8 @@ class ExitGroup(click.Group):
                 return super().invoke(ctx)
             except click.ClickException as error:
                 error.message = shown(error.message)  # type: ignore[misc]  # It may contain names of files.
+                if isinstance(error, click.NoSuchOption):
+                    _offer_abbreviated(error)
                 raise
             except click.exceptions.Exit:
                 raise
@@ -111,6 +113,13 @@ class ExitGroup(click.Group):
                 _fail(
                     ctx, error, f"{_message_of_foreign_error(error)} (use --debug for the traceback)", FAILED
                 )
+
+
+def _offer_abbreviated(error: click.NoSuchOption) -> None:
+    """Let the message of an unknown option name those that it may be the beginning of."""
+    options = [] if error.ctx is None else [name for each in error.ctx.command.params for name in each.opts]
+    longer = [name for name in options if name.startswith(error.option_name)]
+    error.possibilities = longer or error.possibilities  # type: ignore[misc]
 
 
 def _show_warning(

@@ -28,7 +28,7 @@ def _level_option(level: int, *names: str, text: str) -> Callable[[Callable[...,
 quiet_option = _level_option(
     QUIET, "-q", "--quiet", text="No progress and no summary; --json, warnings and errors only."
 )
-verbose_option = _level_option(VERBOSE, "-v", "--verbose", text="Also a line for every iteration.")
+verbose_option = _level_option(VERBOSE, "-v", "--verbose", text="Also a line for every start and iteration.")
 
 
 def verbosity() -> int:

@@ -81,7 +81,11 @@ def open_dataset(path: str) -> Any:
 
 
 def open_cube(
-    path: str, features: Sequence[str] | None, array: str | None, fitted: Sequence[str] | None = None
+    path: str,
+    features: Sequence[str] | None,
+    array: str | None,
+    fitted: Sequence[str] | None = None,
+    fitted_array: str | None = None,
 ) -> Cube | None:
     """Open netCDF or a zarr group as a cube; None if no features are named, and none have the names of a fit.
 
@@ -93,10 +97,20 @@ def open_cube(
     array : str or None
     fitted : sequence of str or None
         The names of the features in a fit.
+    fitted_array : str or None
+        The variable that had them, by default the array.
 
     Raises as `open_dataset` and `cube_of`.
     """
     data = open_dataset(path)
+    if features is None and array is None and fitted_array is not None:
+        if fitted_array not in data.data_vars:
+            raise InvalidDataError(
+                f"{path} has no variable {fitted_array!r}, to which the mixture was fitted; it has "
+                f"{described(data)}. Name the one meant: --array NAME, in Python "
+                "xarray.open_dataset(...)[NAME]."
+            )
+        array = fitted_array
     if array is not None and array not in data.data_vars:
         raise InvalidDataError(f"{path} has no variable {array!r}; it has {described(data)}.")
     arrays = {name: data[name] for name in ([array] if array is not None else data.data_vars)}
@@ -117,9 +131,15 @@ def open_cube(
 
 
 def cube_at(
-    place: Place, features: Sequence[str] | None, array: str | None, fitted: Sequence[str] | None = None
+    place: Place,
+    features: Sequence[str] | None,
+    array: str | None,
+    fitted: Sequence[str] | None = None,
+    fitted_array: str | None = None,
 ) -> Cube | None:
     """Open data as a cube if its features are named, or if it has those of a fit; None for any other data.
+
+    Arguments are those of `open_cube`.
 
     Raises
     ------
@@ -134,15 +154,17 @@ def cube_at(
         if fitted is None or len(paths) != 1 or kind_of(paths[0]) != "a zarr group":
             return None
         try:
-            return open_cube(paths[0], None, array, fitted)
+            if array is not None or fitted_array is None:
+                return open_cube(paths[0], None, array, fitted)
+            open_dataset(paths[0])  # If this fails, the group has rows without names.
         except EmtauError:
-            return None  # It is not a group that xarray wrote.
+            return None
     if len(paths) > 1 or has_columns(paths) or any(suffix_of(each) in NPY.endings for each in paths):
         raise InvalidDataError(
             f"features (data.features in a config) are those of one netCDF file or zarr group, but "
             f"{place_text(paths)} is none; leave them out, or join files with xarray and write them as zarr"
         )
-    found = open_cube(paths[0], features, array, fitted)
+    found = open_cube(paths[0], features, array, fitted, fitted_array)
     if found is None:
         raise InvalidDataError(
             f"{paths[0]} has {described(open_dataset(paths[0]))}; say which are the features: --features A,B "

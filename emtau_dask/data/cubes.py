@@ -53,6 +53,8 @@ class Cube:
         Whether the values lie in this process's memory.
     axis : tuple of (str, sequence or None)
         The dimension that the features have or would have, and its labels.
+    array : str or None
+        The name of the DataArray; None for variables.
     """
 
     rows: da.Array
@@ -63,6 +65,7 @@ class Cube:
     coords: Any
     in_memory: bool
     axis: tuple[Any, Any]
+    array: str | None
 
     def selecting(self, fitted: Sequence[str]) -> str:
         """Return how to give the features ``fitted`` of these in their order, as a text."""
@@ -306,7 +309,8 @@ def _of_dimension(array: Any, dim: Any) -> Cube:
     names = feature_names(array, dim)
     index = array.indexes.get(dim)
     labels = None if index is None or index.nlevels > 1 else array.coords[dim].variable
-    return _cube(cells, names, (str(dim),), dims, template.coords, in_memory, (dim, labels))
+    called = array.name if isinstance(array.name, str) else None
+    return _cube(cells, names, (str(dim),), dims, template.coords, in_memory, (dim, labels), called)
 
 
 def _of_variables(arrays: Sequence[Any], names: Sequence[str], data: Any) -> Cube:
@@ -343,7 +347,7 @@ def _of_variables(arrays: Sequence[Any], names: Sequence[str], data: Any) -> Cub
         meta=np.empty((0,) * (len(dims) + 1), dtype),
     )
     coords, axis = data[list(names)].coords, ("feature", list(names))
-    return _cube(cells, tuple(names), tuple(names), dims, coords, in_memory, axis)
+    return _cube(cells, tuple(names), tuple(names), dims, coords, in_memory, axis, None)
 
 
 def _stacked(*blocks: NDArray[Any], places: Sequence[Any], stacked_as: np.dtype[Any]) -> NDArray[Any]:
@@ -360,6 +364,7 @@ def _cube(
     coords: Any,
     in_memory: bool,
     axis: tuple[Any, Any],
+    array: str | None,
 ) -> Cube:
     chunks = cells.chunks[:-1]
     if np.isnan(cells.size):
@@ -368,7 +373,7 @@ def _cube(
             "X.data.compute_chunk_sizes(), before."
         )
     rows = in_blocks(cells, (block_sizes(chunks), (len(names),)))
-    return Cube(rows, names, features, dims, chunks, coords, in_memory, axis)
+    return Cube(rows, names, features, dims, chunks, coords, in_memory, axis, array)
 
 
 def _check_rows(dims: Sequence[Any], of_features: str) -> None:

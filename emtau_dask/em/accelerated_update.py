@@ -152,7 +152,7 @@ class AcceleratedUpdate(EmUpdate):
             return replace(state, full_pass_next=True)
         if progress.cycle is not None:
             return state
-        if self.settings.weighted:
+        if self.settings.has_sampling_weights:
             return self._begin_cycle(state, progress, result, gap)
         if sum(state.n_active.values()) == self.problem.n_rows:
             return state

@@ -3,12 +3,25 @@
 A default fit compares several starts on the smallest sample of the rows, or on all rows if these are few: by
 short runs in memory (`em.short_runs`). If the sample has more than 65,536 rows, or 16 MiB, a start makes up
 to 16 iterations on it instead, and is dropped after 4 if it can no longer reach the best one. With few rows
-for each parameter every start has two runs, one of which begins with annealed passes.
+for each parameter every start has two runs, one of which begins with annealed passes. Other fits make
+``n_init`` whole runs, and the run with the highest final bound is the result.
 
-The best start goes on over larger samples, then over all rows (`em.loop.iterate`), until its estimated gap is
-below the tolerance. With many rows, passes over a weighted part of them follow each pass over all rows
-(`policies.sampled`). Other fits make ``n_init`` whole runs, and the run with the highest final bound is the
-result.
+A `FitState` is committed between these stages, and a resumed fit goes on with the stage that it is in:
+
+================================  ===========================  =============================================
+state                             stage                        what follows
+================================  ===========================  =============================================
+new, and a small sample           all starts in memory         the best one, chosen
+no ``current`` run                Θ₀ of the seed of ``run``    its run
+``current`` run, not chosen       iterations on the sample     the next start; after the last, or when half
+                                                               of ``max_iter`` is used, the best one, chosen
+``current`` run, chosen           larger samples, all rows     ``finished``
+``current`` run, none compared    all iterations               the next run; after the last, ``finished``
+any run that collapses            is left out                  as after its end; an error if none is left
+================================  ===========================  =============================================
+
+A run iterates (`em.loop.iterate`) until its estimated gap is below the tolerance. With many rows, passes over
+a weighted part of them follow each pass over all rows (`policies.sampled`).
 """
 
 from __future__ import annotations
@@ -135,7 +148,7 @@ def fit(
             if parts.has_short_runs and state.current is None and not state.finished:
                 state = _after_short_runs(parts, state)
             while not state.finished:
-                context.observer.part(_name_of_run(parts, state))
+                context.observer.part(*_names_of_run(parts, state))
                 try:
                     state = _begin_run(parts, state)
                     state = _iterate_run(parts, state)
@@ -207,13 +220,15 @@ def _without_small_samples(settings: EmSettings, problem: Problem) -> EmSettings
     return replace(settings, acceleration=replace(acceleration, samples=samples))
 
 
-def _name_of_run(fit: _Fit, state: FitState) -> str:
-    """Return the name of the run that goes on, for people."""
+def _names_of_run(fit: _Fit, state: FitState) -> tuple[str, str]:
+    """Return the name of the run that goes on, and that of the runs it is compared with, for people."""
     run, n_runs = state.current, len(fit.settings.seeds)
     if fit.compares_starts and run is not None and run.progress is not None and run.progress.chosen:
-        return "from the best start"
-    start = f"start {state.run + 1} of {n_runs}" if n_runs > 1 else "fit"
-    return f"{start} on a sample" if fit.compares_starts else start
+        return "from the best start", ""
+    if n_runs == 1:
+        return "fit", ""
+    where = " on a sample" if fit.compares_starts else ""
+    return f"start {state.run + 1} of {n_runs}{where}", f"best of {n_runs} starts{where}"
 
 
 def _after_short_runs(fit: _Fit, state: FitState) -> FitState:
@@ -225,7 +240,8 @@ def _after_short_runs(fit: _Fit, state: FitState) -> FitState:
     acceleration = settings.acceleration
     assert acceleration is not None
     shares, samples = settings.shares, acceleration.samples
-    problem.context.observer.part(f"{n_starts} starts" + (" on a sample" if shares != ALL_ROWS else ""))
+    where = " on a sample" if shares != ALL_ROWS else ""
+    problem.context.observer.part(f"best of {n_starts} starts{where}")
     sample = sampled_rows(problem, samples, problem.rows.shape[0])
     best = best_start(problem, settings, sample, fit.rounding)
     progress = Progress(
@@ -350,6 +366,7 @@ def _leave_out_run(fit: _Fit, state: FitState, error: SingularComponentError) ->
         raise error
     message = f"start {state.run + 1} of {n_runs} is left out: {error}"
     warn_user(message)
+    fit.problem.context.observer.left_out()
     return _next_run(fit, replace(state, left_out=(*state.left_out, message)), state.best)
 
 

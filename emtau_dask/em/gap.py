@@ -184,7 +184,7 @@ def gap_measured(
     progress = state.progress
     assert progress is not None
     point, weight = progress.quasi_newton.point, problem.total_weight
-    all_count = settings.weighted or sum(state.n_active.values()) == problem.n_rows
+    all_count = settings.has_sampling_weights or sum(state.n_active.values()) == problem.n_rows
     if point is None or not point.known or not all_count:
         return Measured(state, gap, True)
     if gap <= rounding(point.objective):
@@ -192,7 +192,7 @@ def gap_measured(
     if gap * progress.gap_margin >= settings.gap_tol:
         return Measured(state, gap, False)
     space = MomentSpace(problem.structure, progress.quasi_newton.origins)
-    weighted = result.reweighted if settings.weighted and not progress.gap_of_all_rows else None
+    weighted = result.reweighted if settings.has_sampling_weights and not progress.gap_of_all_rows else None
     here = result.scored if weighted is None else weighted.statistics
     assert here is not None
     this_pass = Pass.full(problem) if weighted is None else Pass.partial(state, None)

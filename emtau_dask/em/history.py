@@ -254,8 +254,15 @@ def corrected_gap(records: Sequence[IterationRecord], gap: float, bound: float) 
 class FitObserver(PassObserver, Protocol):
     """Is notified of every part of a fit, pass, chunk and iteration; must not raise."""
 
-    def part(self, name: str) -> None:
-        """A part of a fit begins, such as ``"start 3 of 8"``; the one before has ended."""
+    def part(self, name: str, compared: str = "") -> None:
+        """A part of a fit begins, such as ``"start 3 of 8"``; the one before has ended.
+
+        Parts one after the other that are ``compared`` have one text for the best of them.
+        """
+        ...
+
+    def left_out(self) -> None:
+        """The part that ends is not compared: it collapsed."""
         ...
 
     def iteration(self, record: IterationRecord, parameters: MixtureParameters) -> None:
@@ -274,7 +281,10 @@ class FitObserver(PassObserver, Protocol):
 class SilentObserver:
     """Ignores all that it is notified of."""
 
-    def part(self, name: str) -> None:
+    def part(self, name: str, compared: str = "") -> None:
+        """Ignore."""
+
+    def left_out(self) -> None:
         """Ignore."""
 
     def stage(self, name: str, chunks: int) -> None:

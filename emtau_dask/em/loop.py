@@ -133,7 +133,9 @@ def _with_active_rows(
     frozen = None if state.full_pass_next else state.frozen
     return replace(
         state,
-        frozen=None if settings.weighted else merge_frozen(problem.structure, frozen, result.deactivated),
+        frozen=None
+        if settings.has_sampling_weights
+        else merge_frozen(problem.structure, frozen, result.deactivated),
         since_full_pass=1 if state.full_pass_next else state.since_full_pass + 1,
         n_active={outcome.chunk: outcome.n_active for outcome in chunks},
         row_state={**state.row_state, **written},
@@ -187,7 +189,7 @@ def _schedule(
         *update.cycle_progress(state, record.gap),
     )
     schedule = checked_schedule(settings.policy, summary)
-    some_inactive = settings.weighted or n_active < problem.n_rows
+    some_inactive = settings.has_sampling_weights or n_active < problem.n_rows
     if record.full_pass and not record.accepted and some_inactive:
         # The frozen statistics were computed under parameters that are refused.
         return replace(schedule, next_pass=NextPass.ALL)

@@ -147,7 +147,7 @@ class EmSettings:
         return () if self.acceleration is None else self.acceleration.samples.shares
 
     @cached_property
-    def weighted(self) -> bool:
+    def has_sampling_weights(self) -> bool:
         """Whether active rows have sampling weights; cached, since protocols are slow to check."""
         return isinstance(self.policy, WeightedPolicy)
 

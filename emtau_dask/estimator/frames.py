@@ -10,8 +10,8 @@ import sklearn
 from emtau_dask.errors import ConfigError, InvalidDataError, did_you_mean, one_line, short
 
 OUTPUTS = ("default", "pandas", "polars")
-LABEL, PROBABILITY, LOG_LIKELIHOOD = "label", "probability", "log_likelihood"
-"""Names of labels, responsibilities and scores."""
+COLUMNS = {"labels": "label", "probabilities": "probability", "scores": "score", "outliers": "outlier"}
+"""What arrays of results are called, and a Series or a column of them."""
 COMPONENT = "component"
 """Name of the columns, or of the dimension, of responsibilities."""
 
@@ -69,7 +69,7 @@ def as_frame(estimator: Any, X: Any, values: Any, name: str) -> Any:
     values : ndarray or dask array of shape (n,) or (n, K)
         Its predictions.
     name : str
-        `LABEL`, `PROBABILITY` or `LOG_LIKELIHOOD`: that of a Series.
+        That of an array of them, as in `COLUMNS`.
 
     Returns
     -------
@@ -78,12 +78,12 @@ def as_frame(estimator: Any, X: Any, values: Any, name: str) -> Any:
     """
     own = getattr(estimator, "_sklearn_output_config", {}).get("transform")
     wanted = own or sklearn.get_config()["transform_output"]
-    if own == "default" or (wanted == "default" and name != LABEL):
+    if own == "default" or (wanted == "default" and name != "labels"):
         return values
     library = type(X).__module__.partition(".")[0]
     frames = {"pandas": _in_pandas, "polars": _in_polars, "dask": _in_dask}
     is_frame = library in frames and hasattr(X, "columns")
-    return frames[library](X, values, name) if is_frame else values
+    return frames[library](X, values, COLUMNS[name]) if is_frame else values
 
 
 def _in_pandas(X: Any, values: Any, name: str) -> Any:

@@ -73,7 +73,8 @@ class GaussianMixture(ConditionedMixture):
     checkpoint_every : int, default=1
         Iterations (and passes of a k-means start) between commits.
     verbose : int, default=0
-        Whether progress is printed to standard output: 1 for a line a start, 2 also for one an iteration.
+        Whether progress is printed to standard output: 1 for a line a stage, 2 also for one a start and an
+        iteration.
     acceleration : {"auto", "quasi-newton"} or None, default="auto"
         Whether quasi-Newton steps replace those of EM between passes over all rows (and on samples). A step
         that lowers the log-likelihood is rejected. ``"auto"``: with ``algorithm="auto"`` and `EMSampled`.

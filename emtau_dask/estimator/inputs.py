@@ -41,7 +41,11 @@ BY_DEFAULT = FeatureChoice()
 
 
 def opened_data(
-    data: Any, chosen: FeatureChoice, fitted: Sequence[str] | None, observer: ReadObserver | None = None
+    data: Any,
+    chosen: FeatureChoice,
+    fitted: Sequence[str] | None,
+    observer: ReadObserver | None = None,
+    fitted_array: str | None = None,
 ) -> Any:
     """Return the rows at a path or a list of paths as a source, and data of xarray as a `Cube`.
 
@@ -56,6 +60,8 @@ def opened_data(
         The names of the features in the fit, which are the columns by default.
     observer : ReadObserver, optional
         Is notified of how much of a CSV table has been read.
+    fitted_array : str, optional
+        The variable of a cube that had these features.
 
     Raises
     ------
@@ -80,7 +86,7 @@ def opened_data(
     if paths is not None:
         if features is not None:
             features = _checked_names([features] if isinstance(features, str) else features, "features")
-        if columns is None and (cube := cube_at(paths, features, None, fitted)) is not None:
+        if columns is None and (cube := cube_at(paths, features, None, fitted, fitted_array)) is not None:
             return cube
         columns = columns_of_fit(paths, fitted) if columns is None else columns
         return open_source(paths, columns=columns, observer=observer)
@@ -204,6 +210,7 @@ def fit_source(estimator: Any, data: Any) -> Source:
     Raises `InvalidDataError` and `InvalidDtypeError`.
     """
     given = unlabelled(data)
+    estimator._array = given.array if isinstance(given, Cube) else None
     data = _opened(given)
     if not is_lazy(data):
         return as_source(checked_array(estimator, data, reset=True), ndim=2, what="X")

@@ -54,11 +54,15 @@ MAX_PASSES = 1000
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """All of a model except its arrays. ``settings.algorithm`` is None for a policy of the user's own."""
+    """All of a model except its arrays. ``settings.algorithm`` is None for a policy of the user's own.
+
+    ``array`` is the variable of a cube that has the features along a dimension; models may lack it.
+    """
 
     settings: Settings
     stop_reason: StopReason
     feature_names: tuple[str, ...] | None
+    array: str | None
     notes: tuple[str, ...]
     history: tuple[IterationRecord, ...]
     sha256: str
@@ -155,6 +159,7 @@ def _write(estimator: Any, group: zarr.Group) -> None:
         requested,
         estimator.stop_reason_,
         estimator._names,
+        estimator._array,
         history.notes,
         history.records,
         sha256="",
@@ -201,7 +206,8 @@ def load_model(cls: Any, path: Any) -> Any:
         )
     try:
         with shutdown_named():
-            document = {name: attributes[name] for name in ENTRY_NAMES if name in attributes}
+            document = {"array": None}
+            document |= {name: attributes[name] for name in ENTRY_NAMES if name in attributes}
             entry, arrays = ENTRY.decode(document, None), group.arrays(ARRAYS)
             _check_entry(entry)
             if _digest(arrays, document["history"]) != entry.sha256:
@@ -257,6 +263,7 @@ def _restored(cls: Any, arrays: Mapping[str, AnyArray], entry: ModelEntry) -> An
         checked_row_arrays(requested.algorithm, requested.n_components, requested.max_iter)
     history = FitHistory(entry.history, entry.notes)
     estimator._publish(parameters, history, entry.stop_reason, entry.feature_names)
+    estimator._array = entry.array
     return estimator
 
 

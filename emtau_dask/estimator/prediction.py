@@ -30,14 +30,7 @@ from emtau_dask.em.predict import (
 )
 from emtau_dask.em.settings import DEFAULT_TOL
 from emtau_dask.errors import InvalidDataError, features_named
-from emtau_dask.estimator.frames import (
-    COMPONENT,
-    LABEL,
-    LOG_LIKELIHOOD,
-    PROBABILITY,
-    as_frame,
-    checked_output,
-)
+from emtau_dask.estimator.frames import COMPONENT, as_frame, checked_output
 from emtau_dask.estimator.inputs import (
     BY_DEFAULT,
     FeatureChoice,
@@ -70,6 +63,8 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     """The methods of `GaussianMixture` that need a fit; its base class."""
 
     _doc_link_module = "emtau_dask"
+    _array: str | None = None
+    """The variable of a cube that has the features of the fit along a dimension."""
 
     @property
     def _doc_link_template(self) -> str:
@@ -125,7 +120,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         parameters = self.parameters_
         missing = missing_values(self.missing) if missing is None else missing
         names, by_pattern = getattr(self, "feature_names_in_", None), scoring.by_pattern
-        X = opened_data(X, chosen, names)
+        X = opened_data(X, chosen, names, fitted_array=self._array)
         lazy = checked_lazy(self, X)
         if lazy is None:
             rows = checked_array(self, X, reset=False)
@@ -155,7 +150,7 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         for the dimension of the features.
         Warns if the result is lazy and the cluster has no workers.
         """
-        X = opened_data(X, chosen, getattr(self, "feature_names_in_", None))
+        X = opened_data(X, chosen, getattr(self, "feature_names_in_", None), fitted_array=self._array)
         values = self._score(X, scoring, missing=missing)
         if isinstance(values, da.Array):
             warn_without_workers(active_client(), "computing what this call returns")
@@ -182,22 +177,27 @@ class FittedMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray, or lazy dask array for dask, zarr and paths, of shape (n_samples,), intp
             With ``missing="drop"``, -1 for a row with NaN. For a DataFrame of pandas, polars or dask a Series
-            "label" with its index, unless `set_output` says "default". For xarray data a DataArray "label"
+            "label" with its index, unless `set_output` says "default". For xarray data a DataArray "labels"
             with the dimensions of the rows, their coordinates and chunks, lazy unless X is in memory; rows
             with NaN are NaN in it, and -1 when it is written to a file.
         """
-        return self._predict_frame(X, LABELS, FeatureChoice(columns, features), LABEL)
+        return self._predict_frame(X, LABELS, FeatureChoice(columns, features), "labels")
 
     def predict_proba(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
         """Return responsibilities, (n_samples, n_components) float64; arguments are those of `predict`.
 
-        For xarray data they have one more dimension, ``"component"``.
+        Arrays, also for a DataFrame unless `set_output` asks for frames; for xarray data a DataArray
+        "probabilities" with one more dimension, ``"component"``.
         """
-        return self._predict_frame(X, RESPONSIBILITIES, FeatureChoice(columns, features), PROBABILITY)
+        return self._predict_frame(X, RESPONSIBILITIES, FeatureChoice(columns, features), "probabilities")
 
     def score_samples(self, X: Any, *, columns: Any = None, features: Any = None) -> Any:
-        """Return log-likelihoods, (n_samples,) float64, nats; arguments are those of `predict`."""
-        return self._predict_frame(X, LOG_LIKELIHOODS, FeatureChoice(columns, features), LOG_LIKELIHOOD)
+        """Return log-likelihoods, (n_samples,) float64, nats; arguments are those of `predict`.
+
+        An array, also for a DataFrame unless `set_output` asks for a Series, "score"; for xarray data a
+        DataArray "scores".
+        """
+        return self._predict_frame(X, LOG_LIKELIHOODS, FeatureChoice(columns, features), "scores")
 
     def set_output(self, *, transform: str | None = None) -> Self:
         """Choose what `predict`, `predict_proba` and `score_samples` return for a DataFrame.

@@ -88,7 +88,7 @@ def drawn_rows(
     """
     missing = missing_values(estimator.missing)
     names = getattr(estimator, "feature_names_in_", None)
-    opened = opened_data(X, FeatureChoice(columns), names)
+    opened = opened_data(X, FeatureChoice(columns), names, fitted_array=estimator._array)
     lazy = checked_lazy(estimator, opened)
     checked = checked_array(estimator, opened, reset=False) if lazy is None else lazy
     rows = as_source(checked, ndim=2, what="X")

@@ -367,4 +367,4 @@ def ratio_text(error: float, gap: float) -> str:
     """Return the ratio of the sampling error to what the fit could still gain, for people, in two digits."""
     if gap <= 0 or error / gap >= MAX_RATIO:
         return "far more than it could still gain"
-    return f"{float(f'{error / gap:.2g}'):,g} times what it could still gain"
+    return f"{float(f'{error / gap:.2g}'):,g} times as much"

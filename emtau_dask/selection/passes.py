@@ -162,7 +162,9 @@ def score_all(problem: Problem, samples: Samples, mixtures: Sequence[MixturePara
     Raises `InvalidDataError` if a row has NaN or infinity, or is too far from every component.
     """
     client, n_rows = problem.executor.client, problem.rows.shape[0] * len(mixtures)
-    kernels = tuple(kernels_to_score(client, mixture, n_rows) for mixture in mixtures)
+    kernels = tuple(
+        kernels_to_score(client, mixture, n_rows, missing=problem.missing) for mixture in mixtures
+    )
     with first_unusable_row_named(problem):
         sums = problem.map_reduce(
             _ScoreTask(problem.loader, samples, kernels),

@@ -45,7 +45,7 @@ from emtau_dask.selection.criteria import (
 from emtau_dask.selection.fits import fit_candidates, fit_to_all_rows
 from emtau_dask.selection.passes import count_rows, draw_sample, score_all
 from emtau_dask.selection.table import ComponentSelection, result_of
-from emtau_dask.settings import AUTO, DROP, RAISE, Settings, check
+from emtau_dask.settings import AUTO, Settings, check, missing_values
 from emtau_dask.storage.stores import NotExclusiveWarning
 
 OF_A_FIT = {"n_components", "covariance_type", "algorithm", "warm_start"}
@@ -194,12 +194,12 @@ class Unclosed:
 
     def __init__(self, observer: FitObserver, name: str | None = None) -> None:
         self.stage, self.chunks_done = observer.stage, observer.chunks_done
-        self.iteration, self.note = observer.iteration, observer.note
+        self.iteration, self.note, self.left_out = observer.iteration, observer.note, observer.left_out
         self._part, self._name = observer.part, name
 
-    def part(self, name: str) -> None:
+    def part(self, name: str, compared: str = "") -> None:
         """Pass on a part."""
-        self._part(self._name or name)
+        self._part(self._name or name, "" if self._name else compared)
 
     def close(self, *, done: bool) -> None:
         """Ignore."""
@@ -236,7 +236,7 @@ def _run_selection(
             executor,
             context,
             compiled=False,
-            missing=DROP if settings.template.missing == DROP else RAISE,
+            missing=missing_values(settings.template.missing),
         )
         entry, problem = _begin(settings, sources, problem, checkpoint)
         with warnings.catch_warnings():

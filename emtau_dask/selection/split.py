@@ -33,9 +33,10 @@ def split_start(mixture: GaussianMixture, sample: CountedRows, n_components: int
 
     One component after the other is cut through its mean, across one of its principal axes: always the
     component that gains most. The halves have its covariance, their rows' means, and weights in proportion.
-    None if the components have too few rows to be cut.
+    Rows with missing values are left out. None if the components have too few rows to be cut.
     """
-    some = slice(None, None, -(-len(sample.rows) // MAX_ROWS))
+    complete = np.flatnonzero(~np.isnan(sample.rows).any(axis=1))
+    some = complete[:: max(1, -(-len(complete) // MAX_ROWS))]
     rows = sample.rows[some]
     counts = np.ones(len(rows)) if sample.counts is None else sample.counts[some]
     of_rows = list((mixture.predict_proba(rows) * counts[:, np.newaxis]).T)

@@ -47,6 +47,7 @@ WRITTEN_KEY = re.compile(
 )
 """The beginning of the keys of an attempt or of a commit."""
 FORMAT, VERSION = "emtau-checkpoint", 7
+ZARR_NODES = {"group": "a zarr group", "array": "a zarr array"}
 
 
 def _commit_key(number: int) -> str:
@@ -277,17 +278,19 @@ def holds_run(objects: ObjectStore) -> bool:
 
 
 def _own_root(objects: ObjectStore) -> dict[str, Any]:
-    """Return the root document; raises `CheckpointMismatchError` for another kind of our own groups."""
+    """Return the root document; raises `CheckpointMismatchError` for zarr data of another kind."""
     try:
         return read_root(objects)
     except CheckpointCorruptError:
-        found = None
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads(objects.get(ROOT_DOCUMENT, MAX_ROOT_BYTES) or b"")["attributes"]["format"]
-        if isinstance(found, str) and found in OWN_GROUPS and found != FORMAT:
+        kind = None
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            document = json.loads(objects.get(ROOT_DOCUMENT, MAX_ROOT_BYTES) or b"")
+            attributes = document.get("attributes", {})
+            is_own = attributes.keys() & {"format", "sha256"}
+            kind = OWN_GROUPS.get(attributes["format"]) if is_own else ZARR_NODES[document["node_type"]]
+        if kind is not None and kind != OWN_GROUPS[FORMAT]:
             raise CheckpointMismatchError(
-                f"{objects.location} is {OWN_GROUPS[found]}, not {OWN_GROUPS[FORMAT]}. Give the path of a "
-                "checkpoint."
+                f"{objects.location} is {kind}, not {OWN_GROUPS[FORMAT]}. Give the path of a checkpoint."
             ) from None
         raise
 
@@ -345,7 +348,8 @@ def open_log(objects: ObjectStore) -> CommitLog:
     """
     if objects.get(ROOT_DOCUMENT, 0) is None:
         raise CheckpointError(
-            f"{objects.location} holds no run: there is no {ROOT_DOCUMENT}. Give the path of a checkpoint."
+            f"{objects.location} holds no run: there is no {ROOT_DOCUMENT}. Give the path of a checkpoint, "
+            "which a fit has with --checkpoint PATH, in Python with checkpoint=PATH."
         )
     root = _own_root(objects)
     name, version = root.get("format"), root.get("version")

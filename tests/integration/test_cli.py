@@ -139,6 +139,7 @@ def test_stopping_at_max_iter_exits_3_with_results() -> None:
         (["fit", "run.yaml", "--scheduler", "tcp://host:1", "--workers", "2"], "without workers"),
         (["fit", "run.yaml", "--workers", "0"], "--workers"),
         (["fit"], "CONFIG"),
+        (["fit", "run.yaml", "--cov", "diag"], "--covariance"),
         (["frobnicate"], "frobnicate"),
         (["compare", "run.yaml"], "algorithm.compare"),
         (["dataset", "mixture", "x.zarr", "--rows", "0"], "--rows"),

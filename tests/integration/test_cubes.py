@@ -276,7 +276,7 @@ class TestPredictions:
     )
     @pytest.mark.parametrize(
         ("method", "name"),
-        [("predict", "label"), ("predict_proba", "probability"), ("score_samples", "log_likelihood")],
+        [("predict", "labels"), ("predict_proba", "probabilities"), ("score_samples", "scores")],
     )
     def test_are_lazy_with_what_the_rows_have(self, data, method, name, fitted, theirs):
         found = getattr(fitted, method)(data)
@@ -302,7 +302,7 @@ class TestPredictions:
         labels = fitted.predict(CUBE.chunk(CHUNKS | {"lat": 3}))
         labels.to_zarr(tmp_path / "labels.zarr")
         with xr.open_zarr(tmp_path / "labels.zarr") as again:
-            xr.testing.assert_identical(again.label.compute(), labels.compute())
+            xr.testing.assert_identical(again.labels.compute(), labels.compute())
 
     def test_of_missing_rows(self, theirs, tmp_path):
         land = CUBE.where((CUBE.area > 7) | (CUBE.band != "salinity"))
@@ -317,13 +317,13 @@ class TestPredictions:
             np.testing.assert_array_equal(np.isnan(found.score_samples(cube).values), ~sea)
             np.testing.assert_array_equal(np.isnan(found.predict_proba(cube).values[..., 0]), ~sea)
             labels.to_zarr(tmp_path / "labels.zarr", mode="w")
-            stored = xr.open_zarr(tmp_path / "labels.zarr", mask_and_scale=False).label
+            stored = xr.open_zarr(tmp_path / "labels.zarr", mask_and_scale=False).labels
             assert stored.dtype == np.int32
             np.testing.assert_array_equal(stored.values[~sea], -1)
-            xr.testing.assert_equal(xr.open_zarr(tmp_path / "labels.zarr").label.compute(), labels.compute())
+            xr.testing.assert_equal(xr.open_zarr(tmp_path / "labels.zarr").labels.compute(), labels.compute())
             labels.to_netcdf(tmp_path / "labels.nc", engine="scipy")
             with xr.open_dataset(tmp_path / "labels.nc", engine="scipy") as again:
-                np.testing.assert_array_equal(again.label.values, labels.values)
+                np.testing.assert_array_equal(again.labels.values, labels.values)
 
     def test_imputed_values(self):
         lacking = CUBE.where((CUBE.area > 7) | (CUBE.band != "salinity")).chunk(CHUNKS)
@@ -619,6 +619,26 @@ class TestTheCommandLine:
         command("report", "one", "page.html", "--data", "two.nc", "--features", "band", "--array", "sky")
         command("predict", "one", "c.nc", "again.zarr")
         np.testing.assert_array_equal(xr.open_zarr("again.zarr").labels, model.predict(CUBE))
+
+    @pytest.mark.parametrize("kind", ["nc", "zarr"])
+    def test_takes_the_variable_of_the_fit_or_says_that_there_is_none(self, kind):
+        sea = CUBE.reset_coords(drop=True)
+        both = xr.Dataset({"other": sea * 0.5, "sea": sea})
+        for name, data in (("both", both), ("other", both[["other"]])):
+            data.to_netcdf(f"{name}.nc") if kind == "nc" else data.to_zarr(f"{name}.zarr")
+        command("fit", f"both.{kind}", "--features", "band", "--array", "sea", *self.QUICK, "-o", "out")
+        model = GaussianMixture.load("out/model.zarr")
+        command("predict", "out", f"both.{kind}", "again.zarr")
+        labels = model.predict(both.sea)
+        np.testing.assert_array_equal(xr.open_zarr("again.zarr").labels, labels)
+        np.testing.assert_array_equal(model.predict(f"both.{kind}"), labels)
+        lacking = "no variable 'sea', to which the mixture was fitted; it has the variables other"
+        with pytest.raises(InvalidDataError, match=lacking):
+            model.predict(f"other.{kind}")
+        assert lacking in command("predict", "out", f"other.{kind}", "l.zarr", code=1).stderr
+        command("predict", "out", f"other.{kind}", "l.zarr", "--array", "other")
+        zarr.open_group("g.zarr", mode="w").create_array("X", data=ROWS)
+        command("predict", "out", "g.zarr", "rows.zarr")
 
     @pytest.mark.parametrize("name", ["c.nc", "c.zarr"])
     def test_says_how_to_give_the_features_of_the_fit_again(self, fitted, name):

@@ -1,5 +1,6 @@
 """missing="drop": rows with NaN take no part, against fits of the complete rows alone."""
 
+import json
 import subprocess
 import sys
 
@@ -279,9 +280,8 @@ class TestTheCommandLine:
     def test_labels_are_minus_one(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         zarr.create_array(store="rows.zarr", data=ROWS, chunks=(150, D))
-        ended = emtau(
-            "fit", "rows.zarr", "-k", K, "--missing", "drop", "-o", "out", "--set", "output.scores=true"
-        )
+        options = ("--missing", "drop", "-o", "out", "--json", "--set", "output.scores=true")
+        ended = emtau("fit", "rows.zarr", "-k", K, *options)
         assert ended.exit_code == 0, ended.output
         written = zarr.open_group("out/labels.zarr", mode="r")
         np.testing.assert_array_equal(written["labels"][:] == -1, INCOMPLETE)
@@ -289,7 +289,10 @@ class TestTheCommandLine:
         model = GaussianMixture.load("out/model.zarr")
         assert model.missing == "drop"
         np.testing.assert_array_equal(written["labels"][:], model.predict(ROWS))
-        assert emtau("predict", "out", "rows.zarr", "again.zarr").exit_code == 0
+        again = json.loads(emtau("predict", "out", "rows.zarr", "again.zarr", "--json").stdout)
+        for values in (json.loads(ended.stdout), again):
+            assert (values["rows"], values["left_out"]) == (len(ROWS), INCOMPLETE.sum())
+            assert sum(values["rows_by_label"]) == (~INCOMPLETE).sum()
         np.testing.assert_array_equal(zarr.open_group("again.zarr")["labels"][:], written["labels"][:])
 
     def test_compare_refuses_it(self, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def checked(found, fitted, series, frame):
     assert isinstance(labels, series)
     assert isinstance(scores, series)
     assert isinstance(responsibilities, frame)
-    assert (labels.name, scores.name) == ("label", "log_likelihood")
+    assert (labels.name, scores.name) == ("label", "score")
     arrays = [fitted.predict(ROWS), fitted.score_samples(ROWS), fitted.predict_proba(ROWS)]
     for values, expected in zip(found, arrays, strict=True):
         assert isinstance(expected, np.ndarray)
@@ -93,7 +93,7 @@ def test_labels_of_the_fit_and_a_clone():
 def test_polars_where_it_is_asked_for(fitted):
     fitted.set_output(transform="polars")
     labels, scores, responsibilities = predictions(fitted, pl.from_pandas(FRAME))
-    assert (labels.name, scores.name) == ("label", "log_likelihood")
+    assert (labels.name, scores.name) == ("label", "score")
     assert responsibilities.columns == ["component_0", "component_1", "component_2"]
     np.testing.assert_allclose(responsibilities.to_numpy(), fitted.predict_proba(ROWS), rtol=1e-12)
 

@@ -202,10 +202,16 @@ def test_a_model_that_is_not_there_and_one_in_plain_text(place):
         GaussianMixture.load("notes.txt")
 
 
-def test_a_model_is_not_resumed_as_if_it_were_damaged(place):
+def test_other_zarr_data_are_not_resumed_as_if_they_were_damaged(place):
     model(place / "model.zarr")
-    with pytest.raises(CheckpointMismatchError, match=r"model\.zarr is a saved model, not the checkpoint"):
-        GaussianMixture.resume("model.zarr", ROWS)
+    zarr.open_group("group.zarr", mode="w").create_array("X", data=ROWS)
+    for path, kind in {
+        "model.zarr": "a saved model",
+        "group.zarr": "a zarr group",
+        "group.zarr/X": "a zarr array",
+    }.items():
+        with pytest.raises(CheckpointMismatchError, match=rf"{path} is {kind}, not the checkpoint"):
+            GaussianMixture.resume(path, ROWS)
 
 
 def test_a_second_run_at_a_checkpoint_says_how_in_python_and_on_the_command_line(place):

@@ -168,6 +168,8 @@ def test_rows_with_missing_values_are_dropped_and_a_selection_of_all_is_replaced
     assert "--overwrite" in refusal(*options, "--missing", "drop", code=1)
     values = json.loads(selected(*options, "--missing", "drop", "--overwrite", "--json").stdout)
     assert values["rows"] == 480
+    values = json.loads(selected(*options, "--missing", "marginalise", "--overwrite", "--json").stdout)
+    assert values["rows"] == 600
 
 
 def test_a_fit_that_stops_at_max_iter_ends_with_3():

@@ -15,7 +15,7 @@ import zarr
 from clusters import processes
 from counting import Reads
 from scipy.special import logsumexp
-from scipy.stats import multivariate_normal
+from scipy.stats import entropy, multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from tiers import exhaustive_but
@@ -129,6 +129,41 @@ def test_records_are_what_a_naive_computation_finds(stored, tmp_path):
             max_iter=2000,
         ).fit(ROWS[inside])
         assert again.score(ROWS[inside]) - model.score(ROWS[inside]) < 1e-4
+
+
+def naive_observed_scores(mixture, rows):
+    """The same of the values that each row has, by their marginal densities; NaN are missing."""
+    logs, entropies = np.zeros(len(rows)), np.full(len(rows), entropy(mixture.weights_))
+    for has in ([0], [1], [0, 1]):
+        these = (np.isfinite(rows) == np.isin([0, 1], has)).all(axis=1)
+        marginal = SimpleNamespace(
+            weights_=mixture.weights_,
+            means_=mixture.means_[:, has],
+            covariances_=mixture.covariances_[:, has][:, :, has],
+        )
+        logs[these], entropies[these] = naive_scores(marginal, rows[these][:, has])
+    return logs, entropies
+
+
+def test_missing_values_are_integrated_over_in_all_criteria(tmp_path):
+    rows = np.array(ROWS)
+    rows[np.random.default_rng(2).random(rows.shape) < 0.2] = np.nan
+    assert np.isnan(rows).all(axis=1).any()
+    estimator = GaussianMixture(algorithm="em", missing="marginalise")
+    found = chosen(rows, estimator=estimator, checkpoint=tmp_path / "c")
+    assert found.best_n_components_ == 3
+    for record in found.table_:
+        run = tmp_path / "c" / "candidates" / f"full-{record.n_components}.zarr"
+        logs, entropies = naive_observed_scores(fitted_to(open_run(run).parameters), rows)
+        p = 6 * record.n_components - 1
+        bic = -2 * logs.sum() + p * math.log(N_ROWS)
+        assert record.bic == pytest.approx(bic, rel=1e-10)
+        assert record.aic == pytest.approx(-2 * logs.sum() + 2 * p, rel=1e-10)
+        assert record.icl == pytest.approx(bic + 2 * entropies.sum(), rel=1e-10)
+    best = found.best_estimator_
+    assert best.bic(rows) == pytest.approx(
+        -2 * naive_observed_scores(best, rows)[0].sum() + 17 * math.log(N_ROWS), rel=1e-10
+    )
 
 
 def test_a_candidate_below_a_smaller_one_begins_again_at_a_split_of_it(tmp_path):

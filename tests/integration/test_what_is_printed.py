@@ -67,7 +67,7 @@ def on_a_terminal(*arguments):
 
 def test_a_piped_fit_has_one_line_for_each_stage():
     lines = piped("fit", "m.zarr", "-k", "3").stderr.splitlines()
-    stages = ["4 starts on a sample", "from the best start", "labels"]
+    stages = ["best of 4 starts on a sample", "from the best start", "labels"]
     assert [line.partition(":")[0] for line in lines] == stages
     assert max(map(len, lines)) <= COLUMNS
 
@@ -144,7 +144,7 @@ def test_select_says_which_number_is_fitted_and_what_comes_next(place):
     assert "is not the table of a selection" in refused.stderr
 
 
-def test_inspect_takes_the_folder_of_a_run(place):
+def test_commands_take_the_folder_of_a_run(place):
     """Its model, or the checkpoint of a fit that has no model yet."""
     assert emtau("fit", "m.zarr", "-k", 2, "-o", "out", "--checkpoint", "out/run.zarr").exit_code == 0
     of_model = json.loads(emtau("inspect", "out", "--json").stdout)
@@ -152,6 +152,10 @@ def test_inspect_takes_the_folder_of_a_run(place):
     (place / "out" / "model.zarr").rename(place / "model.zarr")
     of_run = json.loads(emtau("inspect", "out", "--json").stdout)
     assert of_run == json.loads(emtau("inspect", "out/run.zarr", "--json").stdout)
+    assert emtau("predict", "out", "m.zarr", "of_run.zarr").exit_code == 0
+    labels = zarr.open_group("of_run.zarr", mode="r")["labels"][:]
+    np.testing.assert_array_equal(labels, zarr.open_group("out/labels.zarr", mode="r")["labels"][:])
+    assert emtau("report", "out", "out/of_run.html").exit_code == 0
     (place / "empty").mkdir()
     assert emtau("inspect", "empty").exit_code == 1
 
@@ -167,7 +171,12 @@ def test_predict_gives_programs_its_results():
     assert emtau("fit", "m.zarr", "-k", 3).exit_code == 0
     values = json.loads(emtau("predict", "runs/m", "m.zarr", "l.zarr", "--json").stdout)
     labels = zarr.open_group("l.zarr", mode="r")["labels"][:]
-    assert values == {"labels": "l.zarr", "rows": 20_000, "rows_by_label": np.bincount(labels).tolist()}
+    assert values == {
+        "labels": "l.zarr",
+        "rows": 20_000,
+        "left_out": 0,
+        "rows_by_label": np.bincount(labels).tolist(),
+    }
 
 
 def test_sizes_have_one_unit():

@@ -125,9 +125,9 @@ def test_a_large_mixture_has_no_expected_certainty():
 @pytest.mark.parametrize(
     ("error", "gap", "text"),
     [
-        (1e-4, 2e-8, "5,000 times what it could still gain"),
-        (1.5e-4, 4.836e-8, "3,100 times what it could still gain"),
-        (1e-6, 1e-4, "0.01 times what it could still gain"),
+        (1e-4, 2e-8, "5,000 times as much"),
+        (1.5e-4, 4.836e-8, "3,100 times as much"),
+        (1e-6, 1e-4, "0.01 times as much"),
         (1e-4, 0.0, "far more than it could still gain"),
     ],
 )

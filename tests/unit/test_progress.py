@@ -84,6 +84,33 @@ def test_lines_tell_each_part_of_a_fit_that_was_iterated_once() -> None:
     ]
 
 
+def compared_starts(out: io.StringIO, *, details: bool) -> list[str]:
+    """Return the lines of starts of which the second is the best but one, which collapsed."""
+    observer = Progress(Lines(out, details=details), Clock())
+    for number, bound in enumerate((-2.75, -2.5, -3.0, 9.0), start=1):
+        observer.part(f"start {number} of 4", "best of 4 starts")
+        observer.iteration(replace(RECORD, lower_bound=bound), PARAMETERS)
+    observer.left_out()
+    observer.part("all rows")
+    observer.iteration(replace(RECORD, lower_bound=-2.25), PARAMETERS)
+    observer.close(done=True)
+    return out.getvalue().splitlines()
+
+
+def test_starts_that_are_compared_have_one_line_and_their_own_with_details() -> None:
+    together = "best of 4 starts: log-likelihood per row -2.5, 3 iterations"
+    last = "all rows: log-likelihood per row -2.25, 1 iteration"
+    assert compared_starts(io.StringIO(), details=False) == [together, last]
+    lines = compared_starts(io.StringIO(), details=True)
+    assert [line for line in lines if not line.startswith("iteration ")] == [
+        "start 1 of 4: log-likelihood per row -2.75, 1 iteration",
+        "start 2 of 4: log-likelihood per row -2.5, 1 iteration",
+        "start 3 of 4: log-likelihood per row -3, 1 iteration",
+        together,
+        last,
+    ]
+
+
 def test_lines_with_details_tell_each_pass_and_iteration_too() -> None:
     """Rows scored are in passes over the data, of which an iteration may score more than one."""
     out = io.StringIO()

@@ -25,6 +25,15 @@ def test_the_component_of_two_clusters_is_cut_between_them(kind):
     assert start["precisions_init"].shape == structure_named(kind).shape(3, 2)
 
 
+def test_missing_values_do_not_hide_where_a_component_is_cut():
+    rows = ROWS.copy()
+    rows[::10, 0], rows[5::10, 1] = np.nan, np.nan
+    mixture = GaussianMixture(2, missing="marginalise", random_state=0).fit(rows)
+    found = split_start(mixture, CountedRows(rows, None), 3)["means_init"]
+    expected = np.array([ROWS[k == GROUP].mean(axis=0) for k in range(3)])
+    np.testing.assert_allclose(found[np.lexsort(found.T[::-1].round())], expected, atol=0.3)
+
+
 def test_counts_are_equal_rows_and_several_components_are_cut_one_after_another():
     mixture = GaussianMixture(1).fit(ROWS)
     rows, counts = np.concatenate([ROWS, ROWS[:100]]), np.ones(700)
