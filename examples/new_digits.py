@@ -24,7 +24,9 @@ def main(rows: int = 1797) -> np.ndarray[Any, Any]:
     projection = PCA(FEATURES, random_state=0).fit(images)
     mixture = GaussianMixture(COMPONENTS, covariance_type="tied", random_state=0)
     mixture.fit(projection.transform(images))
-    print(f"{mixture.stop_reason_}: {mixture.lower_bound_:.3f} nats per row, {COMPONENTS} components")
+    print(
+        f"{mixture.stop_reason_}: log-likelihood {mixture.lower_bound_:.3f} per row, {COMPONENTS} components"
+    )
     drawn, components = mixture.sample(60)
     print(f"{len(drawn)} images drawn, of {len(np.unique(components))} components")
     return projection.inverse_transform(drawn).reshape(-1, SIDE, SIDE)

@@ -41,20 +41,20 @@ def main(rows: int = 100_000) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarra
             full = [record.full_pass and record.accepted for record in model.history_]
             bounds[algorithm] = np.array(model.lower_bounds_)[full]
             curves[algorithm] = work[full]
-            print(f"{algorithm:>5}: {work[-1]:.1f} passes, {model.lower_bound_:.9f} nats per row")
+            print(f"{algorithm:>5}: {work[-1]:.1f} passes, log-likelihood {model.lower_bound_:.9f} per row")
     best = max(values.max() for values in bounds.values())
     return {name: (curves[name], best - bounds[name]) for name in curves}
 
 
 def picture(curves: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]) -> Any:
-    """Draw the gaps, in nats per row, against the work."""
+    """Draw the gaps, in log-likelihood per row, against the work."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
     for name, (work, gap) in curves.items():
         axes.semilogy(work, np.maximum(gap, LEAST_GAP), ".-", label=f'algorithm="{name}"')
     axes.set_xlabel("work, in passes over the rows")
-    axes.set_ylabel("gap, nats per row")
+    axes.set_ylabel("gap in log-likelihood per row")
     axes.legend()
     return figure
 

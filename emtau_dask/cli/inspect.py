@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +14,14 @@ from rich.table import Table
 from emtau_dask.checkpoint.manifest import Manifest
 from emtau_dask.checkpoint.state import CONFIG
 from emtau_dask.cli.console import text_table
-from emtau_dask.cli.outputs import SELECTION
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.state import FitState
-from emtau_dask.errors import InvalidDataError, masked_values, one_line, shown
+from emtau_dask.errors import InvalidDataError, masked_values, shown
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.model_file import FORMAT as MODEL_FORMAT
 from emtau_dask.estimator.resuming import open_saved
 from emtau_dask.estimator.summary import gain_text
-from emtau_dask.selection.table import LEGEND, table_of_values
+from emtau_dask.selection.table import LEGEND, stored_selection
 from emtau_dask.storage.commits import FORMAT, VERSION
 from emtau_dask.storage.locations import CHECKPOINT, MODEL, fit_in, kind_of
 from emtau_dask.storage.urls import is_url, plain_path
@@ -70,14 +68,9 @@ def inspect_place(place: str) -> Inspection:
 
 def _selection_in(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what ``select`` found, if the folder is one of its: values for JSON, and the candidates."""
-    path = folder / SELECTION
-    if not path.is_file():
+    if (stored := stored_selection(folder)) is None:
         return {}, ()
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        table = table_of_values(found)
-    except (ValueError, TypeError, KeyError) as error:
-        raise InvalidDataError(f"{path} is not the table of a selection ({one_line(error)}).") from error
+    found, table = stored
     text = table.text(f"candidates of the selection in {folder}")
     return {"selection": found}, (f"{text}\n{LEGEND}",)
 

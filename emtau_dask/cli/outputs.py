@@ -36,8 +36,6 @@ from emtau_dask.storage.publishing import (
     write_page,
 )
 
-SELECTION = "selection.json"
-"""Name of the candidates of a selection in the folder of its results."""
 REFUSALS = {"model": refuse_existing, "report": refuse_existing_page}
 """The checks of the places of results whose format does not depend on the name."""
 

@@ -25,6 +25,7 @@ from emtau_dask.plot.drawing import MAX_ROWS, check_matplotlib
 from emtau_dask.process import numerical_environment, software
 from emtau_dask.report.content import Subject
 from emtau_dask.report.page import report_page
+from emtau_dask.selection.table import stored_selection
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import CHECKPOINT, Place, fit_in, is_pattern, paths_at, place_text
 from emtau_dask.storage.publishing import attributes_at, check_writable, refuse_existing_page, write_page
@@ -126,13 +127,16 @@ def _subject_at(place: str) -> tuple[Subject, RunConfig | None]:
     inner = folder / MODEL
     in_folder = not is_url(str(folder)) and inner.exists()
     found = str(inner) if in_folder else place
-    subject = Subject(GaussianMixture.load(found), _name(place), found)
+    stored = stored_selection(folder) if in_folder else None
+    table = None if stored is None else stored[1]
+    subject = Subject(GaussianMixture.load(found), _name(place), found, selection=table)
     marks = attributes_at(found)
     checkpoint = _checkpoint_of(marks.get("run"), folder) if in_folder else None
     if checkpoint is None:
         return _with_config(subject, marks.get("run_config"))
     of_checkpoint, config = _subject_of_checkpoint(str(checkpoint))
-    return replace(of_checkpoint, model=subject.model, name=subject.name, place=found), config
+    subject = replace(of_checkpoint, model=subject.model, name=subject.name, place=found, selection=table)
+    return subject, config
 
 
 def _subject_of_checkpoint(place: str) -> tuple[Subject, RunConfig | None]:

@@ -16,7 +16,6 @@ from emtau_dask.cli.config import RunConfig, checked_config, estimator_of
 from emtau_dask.cli.fit import inputs_within_memory
 from emtau_dask.cli.options import COMPONENTS, OUTPUT, TITLES, FitOption, name_of, values_of_data
 from emtau_dask.cli.outputs import (
-    SELECTION,
     RunResult,
     checked_outputs,
     result_values,
@@ -31,7 +30,7 @@ from emtau_dask.estimator.inputs import BY_DEFAULT
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
 from emtau_dask.selection.criteria import SelectionSettings, checked_settings
 from emtau_dask.selection.select import select
-from emtau_dask.selection.table import CRITERIA, LEGEND, CandidateRecord, ComponentSelection
+from emtau_dask.selection.table import CRITERIA, LEGEND, SELECTION, CandidateRecord, ComponentSelection
 from emtau_dask.storage.urls import suffix_of
 
 FOLDER = "selection"

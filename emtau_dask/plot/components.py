@@ -25,6 +25,7 @@ from emtau_dask.plot.drawing import (
     figure_of,
     legend,
     look_of,
+    number,
     plane_of,
     rows_to_show,
     single_axes,
@@ -123,8 +124,11 @@ class ComponentsDisplay:
             As for `GaussianMixture.fit`; by default the columns of the fit. Rows are drawn at random, and
             each chunk is read at most once.
         features : int, str, or a sequence of one or two of these, optional
-            By default all of one or two features, else the two principal axes of the standardised rows. The
-            label of such an axis has its part of the variance, and the features that it is mostly made of.
+            By default all of one or two features, else the plane in which the components differ most: the
+            first two linear discriminants of the mixture, in standard deviations within components. Two
+            components have one discriminant, and one has none; a principal axis of the covariance within
+            components takes the place of each that is missing. The label of an axis has its two largest
+            loadings, for features in these standard deviations and a direction of length 1.
         max_rows : int, default=20_000
             Maximum rows that are shown; the picture says how many. With more than 419 features there are
             fewer, so that they take at most 64 MiB.
@@ -144,7 +148,7 @@ class ComponentsDisplay:
             matplotlib is not installed.
         """
         drawn = rows_to_show(estimator, X, max_rows, random_state, sample_weight, columns)
-        plane, parameters = plane_of(estimator, drawn, features), estimator.parameters_
+        plane, parameters = plane_of(estimator, features), estimator.parameters_
         return cls(drawn, plane, *seen_in(plane, parameters), labels_of(drawn, parameters)).plot(ax)
 
     def plot(self, ax: Axes | None = None) -> Self:
@@ -232,9 +236,7 @@ class ComponentsDisplay:
             ax.add_patch(ellipse)
             self.ellipses_.append(ellipse)
         if len(self.shown) <= MAX_NUMBERS:
-            box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
-            look = {"fontsize": 9, "fontweight": "bold", "color": colour, "bbox": box, "zorder": 4}
-            ax.annotate(f"{k}", self.means[k], ha="center", va="center", annotation_clip=True, **look)
+            number(ax, k, *self.means[k])
 
     def _on_a_line(self, ax: Axes, points: Floats, low: float, high: float) -> None:
         bins = int(np.clip(1.2 * np.sqrt(len(points)), 12, 100))
@@ -277,8 +279,7 @@ def _limits(points: Floats, means: Floats, covariances: Floats) -> tuple[Floats,
     """Return the corners of the picture: all points, and the ellipses unless they are far larger."""
     low, high = points.min(axis=0), points.max(axis=0)
     extent = 2.1 * np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
-    span = np.maximum(high - low, 1e-12 * np.maximum(np.abs(low), np.abs(high)))
-    span = np.where(span > 0, span, 1.0)
+    span = np.maximum(high - low, 0.01 * extent.max(axis=0))  # also of rows that coincide
     low = np.minimum(low, np.maximum((means - extent).min(axis=0), low - 0.5 * span))
     high = np.maximum(high, np.minimum((means + extent).max(axis=0), high + 0.5 * span))
     return low - 0.03 * span, high + 0.03 * span

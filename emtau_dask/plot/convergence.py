@@ -172,7 +172,7 @@ class ConvergenceDisplay:
         if below := int((bounds[self.kept] < low).sum()):
             note = f"{below} {'iteration' if below == 1 else 'iterations'} lower than this"
             ax.text(0.02, 0.03, note, transform=ax.transAxes, color=FAINT, fontsize=8)
-        dress(ax, "Log-likelihood per row", (AGAINST[self.against], "nats"))
+        dress(ax, "Log-likelihood", (AGAINST[self.against], "log-likelihood per row"))
         with_grid(ax)
         legend(ax, loc="best")
 

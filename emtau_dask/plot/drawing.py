@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.linalg import eigh
+from scipy.linalg import cholesky, eigh, solve_triangular, svd
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.constraints import integer
@@ -33,8 +33,10 @@ DENSITY = "Greys"
 MAX_NAME_LENGTH = 32
 """Maximum characters of a feature's name in a picture."""
 MAX_TERMS, MIN_LOADING, MAX_TERM_LENGTH = 2, 0.2, 17
-"""Maximum features in the label of a principal axis, the least loading of one as a part of the largest, and
-the maximum characters of its name."""
+"""Maximum features in the label of an axis, the least loading of one as a part of the largest, and the
+maximum characters of its name."""
+NEGLIGIBLE = 1e-3
+"""Maximum standard deviation of means, in those within components, at which they are drawn as equal."""
 LONG_LABEL = 45
 """Minimum characters of a label in a smaller font."""
 MAX_ROWS = 20_000
@@ -103,11 +105,12 @@ def plain(text: object, longest: int = 10**4) -> str:
 def dress(ax: Axes, title: str, labels: Sequence[str], below: str = "") -> None:
     """Give axes the look of all pictures, and their texts, which are drawn literally.
 
-    ``labels`` are those of the two axes. ``below`` describes the data, below the title.
+    The inside is white; texts outside have the colours of the style sheet in use. ``labels`` are those of the
+    two axes. ``below`` describes the data, below the title.
     """
     heading = ax.set_title(title, loc="left", pad=19 if below else 6)
     for text in (heading, ax.set_xlabel(labels[0]), ax.set_ylabel(labels[1])):
-        text.set(parse_math=False, color=INK, fontsize=9 if len(text.get_text()) < LONG_LABEL else 8)
+        text.set(parse_math=False, fontsize=9 if len(text.get_text()) < LONG_LABEL else 8)
     heading.set(fontsize=9.5, fontweight="bold")
     if below:
         look: dict[str, Any] = {"fontsize": 8, "color": FAINT, "parse_math": False, "va": "bottom"}
@@ -117,8 +120,9 @@ def dress(ax: Axes, title: str, labels: Sequence[str], below: str = "") -> None:
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         ax.spines[side].set_color(FAINT)
-    ax.tick_params(labelcolor=INK, labelsize=8.5, length=3, color=FAINT)
+    ax.tick_params(labelsize=8.5, length=3, color=FAINT)
     ax.set_axisbelow(True)
+    ax.set_facecolor("white")
 
 
 def with_grid(ax: Axes, axis: Any = "both") -> None:
@@ -136,7 +140,9 @@ def colours(name: str) -> Colormap:
 
 def legend(ax: Axes, **options: Any) -> None:
     """Draw a legend with literal texts, without mathematical notation."""
-    box = ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, **options)
+    look: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "labelcolor": INK, "fontsize": 8}
+    box = ax.legend(frameon=True, framealpha=0.85, title_fontsize=8, **look, **options)
+    box.get_title().set_color(INK)
     for text in box.get_texts():
         text.set_parse_math(False)
 
@@ -145,6 +151,13 @@ def look_of(component: int) -> tuple[str, str, str]:
     """Return the colour, line style and marker of a component; these differ for the first 32."""
     k, turn = component % len(PALETTE), component // len(PALETTE)
     return PALETTE[k], LINES[(k + turn) % len(LINES)], MARKERS[(k + turn) % len(MARKERS)]
+
+
+def number(ax: Axes, component: int, x: float, y: float) -> None:
+    """Write the number of a component at a place, in its colour."""
+    box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
+    look: dict[str, Any] = {"fontsize": 9, "fontweight": "bold", "color": look_of(component)[0], "bbox": box}
+    ax.annotate(f"{component}", (x, y), ha="center", va="center", annotation_clip=True, zorder=4, **look)
 
 
 def figure_of(ax: Axes) -> Figure:
@@ -182,21 +195,23 @@ class Plane:
 
     def covariance(self, parameters: MixtureParameters, component: int) -> Floats:
         """Return a component's covariance along the directions, (m, m)."""
-        drawn = parameters.structure.draw(np.eye(len(self.centre)), parameters.covariances, component)
-        along = drawn @ self.directions  # draws are linear: of the unit vectors they are a factor's rows
+        along = _factor(parameters, component) @ self.directions
         covariance: Floats = along.T @ along
         return covariance
 
 
-def plane_of(estimator: GaussianMixture, drawn: DrawnRows, features: Any) -> Plane:
-    """Return the plane of the named features; for None, of all of them or of the principal axes.
+def _factor(parameters: MixtureParameters, component: int) -> Floats:
+    """Return F with a component's covariance ``FᵀF``: draws are linear, and these are of unit vectors."""
+    return parameters.structure.draw(np.eye(parameters.n_features), parameters.covariances, component)
+
+
+def plane_of(estimator: GaussianMixture, features: Any) -> Plane:
+    """Return the plane of the named features; for None, of up to two features, else of the discriminants.
 
     Parameters
     ----------
     estimator : GaussianMixture
         Fitted.
-    drawn : DrawnRows
-        Rows whose principal axes are used for more than two features.
     features : None, int, str, or a sequence of one or two of these
 
     Raises
@@ -207,7 +222,7 @@ def plane_of(estimator: GaussianMixture, drawn: DrawnRows, features: Any) -> Pla
     d = int(estimator.n_features_in_)
     names = names_of(estimator)
     if features is None and d > 2:
-        return _principal_plane(drawn, names)
+        return _discriminant_plane(estimator.parameters_, names)
     return plane_of_features(names, range(d) if features is None else numbers_of(estimator, features, 2))
 
 
@@ -242,35 +257,45 @@ def numbers_of(estimator: GaussianMixture, features: Any, most: int) -> list[int
     return [int(number) for number in numbers]
 
 
-def _principal_plane(drawn: DrawnRows, names: Sequence[str]) -> Plane:
-    """Return the plane of the two directions in which weighted, standardised rows vary most.
+def _discriminant_plane(parameters: MixtureParameters, names: Sequence[str]) -> Plane:
+    """Return the plane in which the components of a mixture of three features or more differ most.
 
-    Rows have three features or more. Each direction has a positive largest entry, in standard deviations. If
-    the rows span no plane, the second is any direction across.
+    Its axes are linear discriminants (Fisher 1936): the directions v of the largest ratios ``vᵀBv / vᵀWv`` of
+    the variance between components to the mean variance within them. Where the means do not differ in two
+    directions, principal axes of W for standardised features follow, among the directions that are
+    uncorrelated under W to the discriminant. A unit of an axis is one standard deviation within components.
+    Each direction has a positive largest entry, in standard deviations of the features.
     """
-    share = drawn.weights / drawn.weights.sum()
-    centre = share @ drawn.rows
-    deviations = np.sqrt(share @ (drawn.rows - centre) ** 2)
-    deviations[deviations == 0] = 1.0
-    standardised = (drawn.rows - centre) / deviations * np.sqrt(share)[:, np.newaxis]
-    m, d = standardised.shape
-    products = standardised @ standardised.T if d > m else standardised.T @ standardised  # the smaller ones
-    last = (max(0, len(products) - 2), len(products) - 1)
-    vectors = eigh(products, subset_by_index=last)[1][:, ::-1]
-    found = standardised.T @ vectors if d > m else vectors
-    directions = np.linalg.qr(np.hstack([found, np.zeros((d, 2 - found.shape[1]))]))[0]
+    weights, centre, d = parameters.weights, parameters.weights @ parameters.means, parameters.n_features
+    within = np.zeros((d, d))
+    for k, weight in enumerate(weights):
+        factor = _factor(parameters, k)
+        within += weight * (factor.T @ factor)
+    deviations = np.sqrt(np.diagonal(within))
+    within /= np.outer(deviations, deviations)
+    lower = cholesky(within, lower=True)
+    away = np.sqrt(weights)[:, np.newaxis] * (parameters.means - centre) / deviations
+    whitened, roots, _ = svd(solve_triangular(lower, away.T, lower=True), full_matrices=False)
+    n = int((roots[:2] > NEGLIGIBLE).sum())
+    directions = solve_triangular(lower, whitened[:, :n], lower=True, trans="T")
+    if n < 2:
+        aside = np.linalg.qr(within @ directions)[0]
+        across = np.eye(d) - aside @ aside.T
+        spread, axes = eigh(across @ within @ across, subset_by_index=(d - 2 + n, d - 1))
+        directions = np.hstack([directions, (axes / np.sqrt(spread))[:, ::-1]])
     largest = directions[np.abs(directions).argmax(axis=0), [0, 1]]
     directions *= np.where(largest < 0, -1.0, 1.0)
-    total = float(np.einsum("ij,ij->", standardised, standardised))
-    parts = ((standardised @ directions) ** 2).sum(axis=0) / (total or 1.0)
-    labels = tuple(
-        f"axis {i + 1} ({part:.0%}): {_terms(directions[:, i], names)}" for i, part in enumerate(parts)
-    )
+    kinds = ["discriminant axis"] * n + ["principal axis"] * (2 - n)
+    labels = tuple(f"{kind} {i + 1}{_terms(directions[:, i], names)}" for i, kind in enumerate(kinds))
     return Plane(centre, directions / deviations[:, np.newaxis], labels)
 
 
-def _terms(loadings: Floats, names: Sequence[str]) -> str:
-    """Return the features that an axis is mostly made of: the two of the largest loadings, if not all."""
+def _terms(direction: Floats, names: Sequence[str]) -> str:
+    """Return the features that an axis is mostly made of, as the second line of its label.
+
+    These are the two of the largest loadings, which are for a direction of length 1.
+    """
+    loadings = direction / np.linalg.norm(direction)
     order = np.argsort(-np.abs(loadings), kind="stable")
     said = [j for j in order[:MAX_TERMS] if abs(loadings[j]) >= MIN_LOADING * abs(loadings[order[0]])]
     terms = [
@@ -278,7 +303,8 @@ def _terms(loadings: Floats, names: Sequence[str]) -> str:
         for j in said
     ]
     more = len(loadings) > len(said) and abs(loadings[order[len(said)]]) >= 0.05
-    return " ".join(terms).removeprefix("+ ") + (" + …" if more else "")
+    shown = f" ({len(said)} of {len(loadings):,} features shown)" if more else ""
+    return f"{shown}\n{' '.join(terms).removeprefix('+ ')}"
 
 
 def rows_to_show(

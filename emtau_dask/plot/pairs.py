@@ -45,6 +45,8 @@ class PairsDisplay:
         By row and column, for each row and each column up to it.
     labels : sequence of str
         Of the m features.
+    choice : str
+        Which features these are, if not all; begins the caption.
 
     Attributes
     ----------
@@ -53,9 +55,15 @@ class PairsDisplay:
     figure_ : matplotlib Figure
     """
 
-    def __init__(self, panels: dict[tuple[int, int], ComponentsDisplay], labels: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        panels: dict[tuple[int, int], ComponentsDisplay],
+        labels: tuple[str, ...],
+        choice: str = "",
+    ) -> None:
         self.panels = panels
         self.labels = labels
+        self.choice = choice
 
     @classmethod
     def from_estimator(
@@ -78,7 +86,7 @@ class PairsDisplay:
             As for `ComponentsDisplay.from_estimator`, which raises the same errors.
         features : int, str, or a sequence of at most 10 of these, optional
             By default all of up to five features, else the five that separate components best: those with the
-            largest share of their variance between components.
+            largest share of their variance between components. The picture says so.
         ax : matplotlib Axes or array of m x m of them, optional
             Single axes are divided. By default a new figure is made.
 
@@ -88,11 +96,13 @@ class PairsDisplay:
         """
         drawn = rows_to_show(estimator, X, max_rows, random_state, sample_weight, columns)
         parameters = estimator.parameters_
-        labels_of_rows = labels_of(drawn, parameters)
+        labels_of_rows, choice = labels_of(drawn, parameters), ""
         if features is None:
             variances = parameters.structure.variances(parameters.covariances, *parameters.means.shape)
             between = share_between_components(parameters.weights, parameters.means, variances)
             numbers = sorted(map(int, np.argsort(-between, kind="stable")[:DEFAULT_FEATURES]))
+            if (d := parameters.n_features) > DEFAULT_FEATURES:
+                choice = f"the {DEFAULT_FEATURES} of {d:,} features that separate components best; "
         else:
             numbers = numbers_of(estimator, features, MAX_FEATURES)
         space = plane_of_features(names_of(estimator), numbers)
@@ -107,7 +117,7 @@ class PairsDisplay:
                 panels[row, column] = ComponentsDisplay(
                     drawn, plane, weights, means[:, some], inside, labels_of_rows
                 )
-        return cls(panels, space.labels).plot(ax)
+        return cls(panels, space.labels, choice).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw the panels; ``ax`` as for `from_estimator`."""
@@ -132,7 +142,7 @@ class PairsDisplay:
     def _dress(self, ax: Axes, row: int, column: int) -> None:
         """Give a panel its look, with labels at the left and at the bottom of the triangle only."""
         first, last, on_diagonal = column == 0 and row > 0, row == len(self.labels) - 1, row == column
-        texts = (TITLE, self.panels[0, 0].description) if row == 0 else ("", "")
+        texts = (TITLE, self.choice + self.panels[0, 0].description) if row == 0 else ("", "")
         labels = self.labels[column] if last else "", self.labels[row] if first else ""
         dress(ax, texts[0], labels, texts[1])
         ax.tick_params(labelsize=7.5, length=2, labelbottom=last, labelleft=first)

@@ -57,7 +57,7 @@ CRITERIA = {
     "bic": Criterion("BIC (lower is better)", higher=False),
     "aic": Criterion("AIC (lower is better)", higher=False),
     "icl": Criterion("ICL (lower is better)", higher=False),
-    "held_out": Criterion("held-out log-likelihood, nats per row (higher is better)", higher=True),
+    "held_out": Criterion("held-out log-likelihood per row (higher is better)", higher=True),
 }
 
 

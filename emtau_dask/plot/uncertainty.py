@@ -19,13 +19,15 @@ from emtau_dask.plot.drawing import (
     FEW_ROWS,
     INK,
     MAX_ROWS,
-    PALETTE,
     Plane,
     cells_of,
     colours,
     counted,
     dress,
     figure_of,
+    legend,
+    look_of,
+    number,
     plane_of,
     rows_to_show,
     several_axes,
@@ -36,12 +38,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-BINS = 20
-
+LEVELS = (0.5, 0.7, CERTAIN)
+"""Largest responsibilities that part uncertain rows by how uncertain they are, and from certain ones."""
+TINTS = (1.0, 0.6, 0.3)
 MAX_COMPONENTS = 40
 """Maximum components that are drawn; those that label the most rows are taken."""
-DECADES, BAR_HEIGHT = 3, 0.85
-"""Powers of ten of the heights of bars, and the height of a bar that has all rows."""
 UNCERTAINTY_COLOURS = "YlOrBr"
 TITLE, UNCERTAINTY = "Where rows are between components", "1 − largest responsibility"
 
@@ -49,8 +50,9 @@ TITLE, UNCERTAINTY = "Where rows are between components", "1 − largest respons
 class UncertaintyDisplay:
     """The uncertainty of the labels of a sample of the rows.
 
-    Left: for each component, the histogram of the largest responsibility of its rows. Right: the mean of one
-    minus the largest responsibility, in each cell of the plane; left out if all rows are certain.
+    Left: for each component, the share of its rows whose largest responsibility is below 0.9, in three parts:
+    below 0.5, below 0.7, and the rest. Right: the mean of one minus the largest responsibility, in each cell
+    of the plane; left out if all rows are certain.
 
     Parameters
     ----------
@@ -70,10 +72,10 @@ class UncertaintyDisplay:
         The weighted share of rows whose largest responsibility is at least 0.9.
     shown : ndarray of int
         The components that are drawn, in the order of the left picture's lines.
-    histogram_ : ndarray of shape (shown, bins)
-        For each component, the share of its rows in each bin; 0 if it labels none.
-    edges_ : ndarray of shape (bins + 1,)
-        From 1/K to 1.
+    histogram_ : ndarray of shape (shown, 4)
+        For each component, the shares of its rows between the edges; 0 if it labels none.
+    edges_ : ndarray of shape (5,)
+        Largest responsibilities: 0, 0.5, 0.7, 0.9 and 1.
     panels : tuple of str
         "certainty", and "place" if some rows are not certain.
     axes_ : ndarray of matplotlib Axes
@@ -91,15 +93,13 @@ class UncertaintyDisplay:
         self.panels = ("certainty", "place") if (self.largest < CERTAIN).any() else ("certainty",)
         counts = np.bincount(self.labels, weights=drawn.weights, minlength=k)
         self.shown = np.sort(np.argsort(-counts, kind="stable")[:MAX_COMPONENTS])
-        self.edges_: Floats = np.linspace(1 / k, 1.0, BINS + 1) if k > 1 else np.linspace(0.0, 1.0, BINS + 1)
-        cells = np.clip(np.searchsorted(self.edges_, self.largest, side="right") - 1, 0, BINS - 1)
-        joint = np.zeros((k, BINS))
-        np.add.at(joint, (self.labels, cells), drawn.weights)
+        self.edges_: Floats = np.array([0.0, *LEVELS, 1.0])
+        parts = np.searchsorted(LEVELS, self.largest, side="right")
+        joint = np.zeros((k, len(LEVELS) + 1))
+        np.add.at(joint, (self.labels, parts), drawn.weights)
         totals = counts[:, np.newaxis]
         self.histogram_: Floats = np.divide(joint, totals, out=np.zeros_like(joint), where=totals > 0)
         self.histogram_ = self.histogram_[self.shown]
-        sure = np.bincount(self.labels, weights=drawn.weights * (self.largest >= CERTAIN), minlength=k)
-        self._certain = np.divide(sure, counts, out=np.full(k, np.nan), where=counts > 0)[self.shown]
 
     @classmethod
     def from_estimator(
@@ -129,7 +129,7 @@ class UncertaintyDisplay:
         UncertaintyDisplay
         """
         drawn = rows_to_show(estimator, X, max_rows, random_state, sample_weight, columns)
-        plane = plane_of(estimator, drawn, features)
+        plane = plane_of(estimator, features)
         kernels = scoring_kernels(estimator.parameters_, compiled=False)
         return cls(drawn, plane, RESPONSIBILITIES(drawn.rows, kernels)).plot(ax)
 
@@ -146,34 +146,37 @@ class UncertaintyDisplay:
         return self
 
     def _by_component(self, ax: Axes) -> None:
-        """Draw a histogram for each component, one below another, on a logarithmic scale of heights."""
-        heights = np.zeros_like(self.histogram_)
-        seen = self.histogram_ > 0
-        heights[seen] = np.clip(1 + np.log10(self.histogram_[seen]) / DECADES, 0.03, 1) * BAR_HEIGHT
-        widths = np.diff(self.edges_)
-        for line, (k, height) in enumerate(zip(self.shown, heights, strict=True)):
-            look: dict[str, Any] = {
-                "color": PALETTE[k % len(PALETTE)],
-                "edgecolor": "white",
-                "linewidth": 0.5,
-            }
-            ax.bar(self.edges_[:-1], height, widths, bottom=-line, align="edge", **look)
-            ax.axhline(-line, color=FAINT, linewidth=0.6)
-        labels = ("largest responsibility", "component (bars: % of its rows, log from 0.1)")
-        dress(ax, "How sure rows are of their component", labels, counted(self.drawn))
-        every = max(1, -(-len(self.shown) // 25))
-        ax.set_yticks(-np.arange(0, len(self.shown), every), [f"{k}" for k in self.shown[::every]])
-        ax.set_ylim(-len(self.shown) + 0.9, 1.0)
+        """Draw a bar for each component, of its uncertain rows, the least certain first."""
+        from matplotlib.patches import Patch
+
+        k = len(self.shown)
+        places, left = np.arange(k), np.zeros(k)
+        colours = [look_of(int(each))[0] for each in self.shown]
+        handles = []
+        for shares, tint, low, high in zip(self.histogram_.T, TINTS, self.edges_, LEVELS, strict=False):
+            ax.barh(places, shares, 0.7, left, color=colours, alpha=tint)
+            left += shares
+            text = f"{low} to {high}" if low else f"under {high}"
+            handles.append(Patch(color=INK, alpha=tint, linewidth=0, label=text))
+        labels = ("share of the component's rows", "component")
+        dress(ax, "Uncertain rows of each component", labels, counted(self.drawn))
+        with_grid(ax, "x")
+        ax.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+        ax.set_xlim(0, 1.02 * max(left.max(), 0.01))
+        ax.set_ylim(k - 0.4, -0.6 - 0.2 * k)
+        some = places[:: -(-k // 25)]
+        ax.set_yticks(some, map(str, self.shown[some]))
         right = ax.secondary_yaxis("right")
-        texts = [f"{share_text(share)} certain" for share in self._certain[::every]]
-        right.set_yticks(-np.arange(0, len(self.shown), every), texts)
-        right.tick_params(labelsize=8, length=0, labelcolor=INK)
+        certain = np.where(self.histogram_.any(axis=1), self.histogram_[:, -1], np.nan)
+        right.set_yticks(some, [f"{share_text(share)} certain" for share in certain[some]])
+        right.tick_params(labelsize=8, length=0)
         right.spines["right"].set_visible(False)
+        look: dict[str, Any] = {"ncols": 3, "handlelength": 1.0, "columnspacing": 1.2, "loc": "upper left"}
+        legend(ax, handles=handles, title="largest responsibility (certain: 0.9 or more)", **look)
 
     def _in_a_plane(self, ax: Axes) -> None:
         points, uncertainty = self.plane.points(self.drawn.rows), 1 - self.largest
-        look: dict[str, Any] = {"cmap": colours(UNCERTAINTY_COLOURS), "vmin": 0, "vmax": 1 - self.edges_[0]}
-        look["rasterized"] = True
+        look: dict[str, Any] = {"cmap": colours(UNCERTAINTY_COLOURS), "vmin": 0, "rasterized": True}
         dress(ax, TITLE, self.plane.labels, counted(self.drawn))
         if len(points) <= FEW_ROWS:
             order = np.argsort(uncertainty)
@@ -186,10 +189,17 @@ class UncertaintyDisplay:
             mean = np.ma.masked_where(total == 0, uncertain / np.where(total == 0, 1.0, total))
             image = ax.pcolormesh(edges[0], edges[1], mean.T, **look)
         _bar(ax, image, UNCERTAINTY)
+        for k in self.shown:
+            if (own := self.labels == k).any():
+                number(ax, int(k), *points[own].mean(axis=0))
 
     def _on_a_line(self, ax: Axes) -> None:
         points, uncertainty = self.plane.points(self.drawn.rows)[:, 0], 1 - self.largest
-        ax.scatter(points, uncertainty, s=6, color=PALETTE[1], alpha=0.4, linewidths=0, rasterized=True)
+        for k in np.unique(self.labels):
+            own, (colour, _, marker) = self.labels == k, look_of(int(k))
+            look: dict[str, Any] = {"color": colour, "marker": marker, "s": 6, "linewidths": 0}
+            ax.scatter(points[own], uncertainty[own], alpha=0.4, rasterized=True, **look)
+            number(ax, int(k), points[own].mean(), 0.0)
         dress(ax, TITLE, (self.plane.labels[0], UNCERTAINTY), counted(self.drawn))
         ax.set_ylim(bottom=0)
         with_grid(ax)
@@ -199,6 +209,6 @@ def _bar(ax: Axes, image: Any, label: str, **options: Any) -> None:
     figure = ax.get_figure()
     assert figure is not None
     bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.02, aspect=25, **options)
-    bar.set_label(label, fontsize=8.5, color=INK)
+    bar.set_label(label, fontsize=8.5)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8, length=2, color=FAINT, labelcolor=INK)
+    bar.ax.tick_params(labelsize=8, length=2, color=FAINT)

@@ -13,6 +13,7 @@ from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
 from emtau_dask.estimator.summary import FitSummary, component_texts
 from emtau_dask.plot.drawing import counted
+from emtau_dask.selection.table import HEADINGS, SelectionTable
 
 MAX_NAME_LENGTH = 48
 SHOWN_FEATURES, MAX_FEATURES = 6, 200
@@ -56,6 +57,8 @@ class Subject:
         Earlier remarks.
     run : str or None
         The id of a checkpointed run.
+    selection : SelectionTable or None
+        The candidates of which the mixture was chosen, if it was.
     """
 
     model: GaussianMixture
@@ -71,6 +74,7 @@ class Subject:
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     run: str | None = None
+    selection: SelectionTable | None = None
 
     @property
     def rows(self) -> int:
@@ -151,6 +155,14 @@ def tables_of(subject: Subject, summary: FitSummary) -> Tables:
     )
     order = tuple(texts.names[j] for j in texts.order)
     return Tables(components, means if d > SHOWN_FEATURES else None, order, tuple(omitted))
+
+
+def candidates_of(table: SelectionTable) -> Cells:
+    """Return the candidates of a selection, and which of them was chosen."""
+    rows = []
+    for (mark, k, covariance_type, *values), record in zip(table.cells(), table, strict=True):
+        rows.append((f"{k}, {covariance_type}", *values, "chosen" if mark == "*" else record.note))
+    return Cells(("components", *HEADINGS[3:], "remark"), tuple(rows))
 
 
 def state(subject: Subject) -> str:

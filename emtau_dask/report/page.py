@@ -26,11 +26,13 @@ from emtau_dask.estimator.summary import FitSummary, gain_text
 from emtau_dask.plot.components import ComponentsDisplay
 from emtau_dask.plot.convergence import ConvergenceDisplay
 from emtau_dask.plot.drawing import check_matplotlib, figure_of
+from emtau_dask.plot.selection import SelectionDisplay
 from emtau_dask.plot.uncertainty import UncertaintyDisplay
 from emtau_dask.process import OWN, software
 from emtau_dask.report.content import (
     SHOWN_FEATURES,
     Subject,
+    candidates_of,
     state,
     summary_of_rows,
     tables_of,
@@ -65,10 +67,11 @@ OF_COMPONENTS = ("Components", "The components as ellipses, or as curves, over t
 OF_LABELS = {
     "certainty": (
         "Certainty",
-        "For each component, how large the largest responsibility of its rows is.",
+        "The share of each component's rows that are uncertain, by their largest responsibility.",
     ),
     "place": ("Uncertainty", "Where rows are that may belong to several components."),
 }
+OF_CANDIDATES = ("Candidates", "The criterion of each candidate's fit to a sample. The circle is the best.")
 """The pictures by panels of Displays: their titles, and what they show."""
 
 
@@ -105,6 +108,16 @@ def data_pictures(subject: Subject) -> list[Picture]:
             axes += of_labels[: len(panels)]
             texts += [OF_LABELS[panel] for panel in panels]
         return _pictures("data", texts, axes)
+
+
+def selection_pictures(subject: Subject) -> list[Picture]:
+    """Return the picture of the candidates; none if the mixture was not chosen of several."""
+    if (table := subject.selection) is None:
+        return []
+    with _drawing():
+        ax = _new_axes(LARGE)
+        SelectionDisplay(table, table.criterion).plot(ax)
+        return _pictures("selection", [OF_CANDIDATES], [ax])
 
 
 @contextmanager
@@ -189,6 +202,8 @@ def report_page(subject: Subject) -> str:
         course=_course(summary),
         fit_pictures=convergence_pictures(subject),
         data_pictures=data_pictures(subject),
+        candidates=None if subject.selection is None else candidates_of(subject.selection),
+        selection_pictures=selection_pictures(subject),
         tables=tables,
         telling=tables.order[:SHOWN_FEATURES],
         many=d > SHOWN_FEATURES,

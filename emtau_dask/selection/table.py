@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, overload
 
 from emtau_dask.em.history import frame_of
-from emtau_dask.errors import counted, html_table, plain_table
+from emtau_dask.errors import InvalidDataError, counted, html_table, one_line, plain_table
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.selection.criteria import Score, SelectionSettings, expected_loss
 from emtau_dask.selection.fits import SampleFits
 
+SELECTION = "selection.json"
+"""Name of the candidates of a selection in the folder of its results."""
 CRITERIA = {"bic": "BIC", "aic": "AIC", "icl": "ICL"}
 """Criteria that a table shows as differences from the lowest one, and their names for people."""
 HEADINGS = ("", "K", "type", "p", "log-lik./row", *(f"+{name}" for name in CRITERIA.values()), "held out")
@@ -128,7 +132,7 @@ class SelectionTable(Sequence[CandidateRecord]):
 
         BIC, AIC and ICL are differences from the lowest one.
         """
-        return plain_table(caption, HEADINGS, self._rows(), " ")
+        return plain_table(caption, HEADINGS, self.cells(), " ")
 
     def to_frame(self) -> Any:
         """Return the records as a pandas DataFrame: a row for each candidate.
@@ -141,10 +145,11 @@ class SelectionTable(Sequence[CandidateRecord]):
         return frame_of(CandidateRecord, self.records, "table_")
 
     def _repr_html_(self) -> str:
-        rows = [[*row, record.note] for row, record in zip(self._rows(), self, strict=True)]
+        rows = [[*row, record.note] for row, record in zip(self.cells(), self, strict=True)]
         return html_table(repr(self), (*HEADINGS, ""), rows)
 
-    def _rows(self) -> list[list[str]]:
+    def cells(self) -> list[list[str]]:
+        """Return the texts of the records, below `HEADINGS`."""
         fitted = [record for record in self if math.isfinite(record.bic)]
         least = {name: min((getattr(record, name) for record in fitted), default=0.0) for name in CRITERIA}
         rows = []
@@ -171,8 +176,24 @@ def _above(value: float) -> str:
     return f"{value:,.0f}" if value < 1e7 else f"{value:.2e}"
 
 
-def table_of_values(values: Mapping[str, Any]) -> SelectionTable:
-    """Return the table of ``candidates``, one of which is chosen, in values that `emtau select` wrote."""
+def stored_selection(folder: Path) -> tuple[dict[str, Any], SelectionTable] | None:
+    """Return what `emtau select` wrote to a folder: all values, and the candidates; None if nothing.
+
+    Raises `InvalidDataError` if it is damaged.
+    """
+    path = folder / SELECTION
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        table = _table_of_values(values)
+        table.cells()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidDataError(f"{path} is not the table of a selection ({one_line(error)}).") from error
+    return values, table
+
+
+def _table_of_values(values: Mapping[str, Any]) -> SelectionTable:
     known: list[dict[str, Any]] = [
         {name: math.nan if value is None else value for name, value in each.items()}
         for each in values["candidates"]

@@ -13,9 +13,9 @@ import pytest
 import zarr
 from counting import Reads
 from references import COVARIANCE_TYPES, full_covariances
+from scipy.linalg import eigh, null_space, subspace_angles
 from scipy.stats import norm
-from sklearn.decomposition import PCA
-from sklearn.preprocessing import StandardScaler
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from zarr.storage import MemoryStore
 
 from emtau_dask import EMTau, GaussianMixture, InvalidDataError
@@ -64,22 +64,68 @@ def test_ellipses_are_one_and_two_deviations_of_the_fitted_covariances(covarianc
             np.testing.assert_allclose(distances, deviations, rtol=1e-6)
 
 
-def test_more_features_are_drawn_on_the_principal_axes_of_the_standardised_rows():
-    """In mixed units no feature takes an axis for itself by its unit alone."""
-    X = rows_of(900, 6) * [1, 1, 3, 1, 1, 4000.0]
-    gm = GaussianMixture(2, random_state=0).fit(X)
+def within_and_between(gm, covariance_type):
+    """W and B of a fitted mixture: the mean covariance of its components, and the covariance of its means."""
+    full = full_covariances(gm.covariances_, covariance_type, *gm.means_.shape)
+    centre = np.average(gm.means_, axis=0, weights=gm.weights_)
+    return (
+        np.average(full, axis=0, weights=gm.weights_),
+        sum(w * np.outer(m - centre, m - centre) for w, m in zip(gm.weights_, gm.means_, strict=True)),
+    )
+
+
+@pytest.mark.parametrize("covariance_type", COVARIANCE_TYPES)
+def test_more_features_are_drawn_on_the_discriminants_of_the_mixture(covariance_type):
+    """Only the means tell the components apart: the other features vary as much, and more in mixed units."""
+    units = np.array([1, 1, 3, 1, 1, 4000.0])
+    X = rows_of(900, 6)
+    gm = GaussianMixture(3, covariance_type=covariance_type, random_state=0).fit(X)
     display = ComponentsDisplay.from_estimator(gm, X)
-    scaler = StandardScaler().fit(X)
-    pca = PCA(2).fit(scaler.transform(X))
-    directions = pca.components_.T / scaler.scale_[:, np.newaxis]
-    signs = np.sign((directions * display.plane.directions).sum(axis=0))
-    np.testing.assert_allclose(display.plane.directions, directions * signs, rtol=1e-7, atol=1e-12)
-    np.testing.assert_allclose(display.means, pca.transform(scaler.transform(gm.means_)) * signs, atol=1e-9)
-    signed = directions * signs
-    for k in range(2):
-        np.testing.assert_allclose(display.covariances[k], signed.T @ gm.covariances_[k] @ signed, rtol=1e-9)
-    for share, label in zip(pca.explained_variance_ratio_, display.plane.labels, strict=True):
-        assert f"({share:.0%})" in label
+    within, between = within_and_between(gm, covariance_type)
+    expected = eigh(between, within)[1][:, :-3:-1]
+    directions = display.plane.directions
+    signs = np.sign((directions * expected).sum(axis=0))
+    np.testing.assert_allclose(directions, expected * signs, rtol=1e-7, atol=1e-9)
+    loadings = directions * np.sqrt(np.diagonal(within))[:, np.newaxis]
+    assert (loadings[np.abs(loadings).argmax(axis=0), [0, 1]] > 0).all()
+    for k, matrix in enumerate(full_covariances(gm.covariances_, covariance_type, 3, 6)):
+        np.testing.assert_allclose(display.covariances[k], directions.T @ matrix @ directions, atol=1e-9)
+    if covariance_type == "full":
+        start = {"weights_init": gm.weights_, "means_init": gm.means_ * units}
+        start["precisions_init"] = gm.precisions_ / np.outer(units, units)
+        scaled = GaussianMixture(3, max_iter=0, **start).fit(X * units)
+        in_units = ComponentsDisplay.from_estimator(scaled, X * units).plane
+        np.testing.assert_allclose(in_units.points(X * units), display.plane.points(X), atol=1e-6)
+
+
+def test_the_discriminants_are_those_of_scikit_learn_for_rows_of_the_mixture():
+    X = rows_of(600, 5)
+    gm = GaussianMixture(3, random_state=0).fit(X)
+    plane = ComponentsDisplay.from_estimator(gm, X).plane
+    rows, labels = gm.sample(100_000)
+    scalings = LinearDiscriminantAnalysis(solver="eigen").fit(rows, labels).scalings_[:, :2]
+    assert np.degrees(subspace_angles(plane.directions, scalings)).max() < 2
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_axes_without_a_discriminant_are_principal_axes_within_components(k):
+    X = rows_of(900, 5, centres=((0, 0), (9, 3))[:k]) * [1, 1, 3, 1, 1000.0]
+    gm = GaussianMixture(k, random_state=0).fit(X)
+    plane = ComponentsDisplay.from_estimator(gm, X).plane
+    within, between = within_and_between(gm, "full")
+    deviations = np.sqrt(np.diagonal(within))
+    correlations = within / np.outer(deviations, deviations)
+    directions = plane.directions * deviations[:, np.newaxis]
+    np.testing.assert_allclose(directions.T @ correlations @ directions, np.eye(2), atol=1e-9)
+    first = eigh(between, within)[1][:, -1:] * deviations[:, np.newaxis]
+    across = null_space((correlations @ first).T) if k == 2 else np.eye(5)
+    expected = across @ eigh(across.T @ correlations @ across)[1][:, ::-1]
+    assert [label.split(" (")[0] for label in plane.labels] == [
+        "discriminant axis 1" if k == 2 else "principal axis 1",
+        "principal axis 2",
+    ]
+    for axis, wanted in zip(directions.T[k - 1 :], expected.T, strict=False):
+        assert abs(axis @ wanted) == pytest.approx(np.linalg.norm(axis))
 
 
 def test_an_axis_is_named_by_what_it_is_made_of():
@@ -93,18 +139,13 @@ def test_an_axis_is_named_by_what_it_is_made_of():
     axes = ComponentsDisplay.from_estimator(gm, X).plane.labels
     made = [set(re.findall(r"0\.7 × (\w+)", label)) for label in axes]
     assert made == [{"mass", "length"}, {"depth", "width"}]
+    few, _ = ComponentsDisplay.from_estimator(
+        GaussianMixture(1).fit(rows_of(99, 9)), rows_of(9, 9)
+    ).plane.labels
+    assert few.startswith("principal axis 1 (2 of 9 features shown)\n")
     opposite = X.assign(length=-X["length"])
     first, _ = ComponentsDisplay.from_estimator(GaussianMixture(1).fit(opposite), opposite).plane.labels
-    assert re.search(r": 0\.7 × \w+ − 0\.7 × \w+$", first)
-
-
-def test_the_principal_axes_of_fewer_rows_than_features():
-    X = np.random.default_rng(2).normal(size=(12, 40))
-    gm = GaussianMixture(1, covariance_type="diag").fit(X)
-    display = ComponentsDisplay.from_estimator(gm, X)
-    expected = PCA(2).fit(StandardScaler().fit_transform(X)).components_.T
-    directions = display.plane.directions * X.std(axis=0)[:, np.newaxis]
-    np.testing.assert_allclose(np.abs((directions * expected).sum(axis=0)), 1, atol=1e-9)
+    assert re.search(r"^principal axis 1\n0\.7 × \w+ − 0\.7 × \w+$", first)
 
 
 @pytest.mark.parametrize("rows", [np.ones((5, 3)), np.arange(3.0).reshape(1, 3), np.eye(3)[:2]])
@@ -178,7 +219,9 @@ class TestPairs:
         X = rng.normal(size=(600, 9))
         X[:300, [1, 3, 4, 6, 8]] += 5
         gm = GaussianMixture(2, covariance_type="diag", random_state=0).fit(X)
-        assert PairsDisplay.from_estimator(gm, X).labels == tuple(f"feature {i}" for i in (1, 3, 4, 6, 8))
+        display = PairsDisplay.from_estimator(gm, X)
+        assert display.labels == tuple(f"feature {i}" for i in (1, 3, 4, 6, 8))
+        assert "the 5 of 9 features that separate components best" in texts(display.axes_[0, 0])
         with pytest.raises(InvalidDataError, match="from one to 10 different features"):
             PairsDisplay.from_estimator(gm, X, features=[*range(9), 0])
 
@@ -285,12 +328,12 @@ def test_uncertainty_counts_the_largest_responsibilities():
     display = UncertaintyDisplay.from_estimator(gm, X)
     twin = gm.to_sklearn().predict_proba(X)
     assert display.sure_ == pytest.approx((twin.max(axis=1) >= 0.9).mean())
-    assert display.edges_[0] == pytest.approx(1 / 3)
     for line, k in enumerate(display.shown):
         own = twin[twin.argmax(axis=1) == k].max(axis=1)
         counts, _ = np.histogram(own, display.edges_)
         np.testing.assert_allclose(display.histogram_[line], counts / len(own), atol=1e-12)
-    np.testing.assert_allclose(display.histogram_.sum(axis=1), 1)
+    bars = np.array([bar.get_width() for bar in display.axes_[0].patches]).reshape(3, 3)
+    np.testing.assert_allclose(bars, display.histogram_[:, :3].T)
 
 
 def test_of_many_components_the_heaviest_are_drawn_and_the_picture_says_so():

@@ -156,7 +156,7 @@ def test_a_run_without_a_checkpoint_names_its_data_and_repeats_its_fit(command, 
     name, *options = command
     assert emtau(name, "points.zarr", *options, "-o", "out").exit_code == 0
     assert emtau("report", "out", "out.html", "--recorded-data").exit_code == 0
-    assert len(page_at("out.html").of("svg")) == 7
+    assert len(page_at("out.html").of("svg")) == {"fit": 7, "select": 8}[name]
     assert "n_components: 2" in page_at("out.html").text
 
 
@@ -257,7 +257,7 @@ def test_pictures_have_ids_of_their_own_and_styles_that_end_with_them(n, d):
     assert len(page.of("svg")) == 7
     check_names(page, html)
     assert len(page.of("style")) == 1
-    for word in ("Log-likelihood per row", "How sure rows are", "feature 0", "Could still gain"):
+    for word in ("Log-likelihood", "Uncertain rows", "feature 0", "Could still gain"):
         assert word in page.text
     assert html == report_page(Subject(gm, "x", "x", drawn=drawn_rows(gm, X, size=n, seed=0)))
 
@@ -393,6 +393,28 @@ def test_warnings_name_what_a_reader_must_know():
     unfinished = Subject(gm, "x", "x", finished=False)
     assert "The run has not ended" in " ".join(warnings_of(unfinished))
     assert "Not finished" in Page(report_page(unfinished)).text
+
+
+def test_a_report_of_a_selection_shows_its_candidates(workplace):
+    selected = emtau(
+        "select", "points.zarr", "--components", "1:3", "--covariance", "full,diag", "-o", "chosen"
+    )
+    assert selected.exit_code == 0, selected.output
+    assert emtau("report", "chosen", "out.html").exit_code == 0
+    page = page_at("out.html")
+    written = json.loads(Path("chosen/selection.json").read_text())
+    chosen = f"{written['n_components']}, {written['covariance_type']}"
+    html = Path("out.html").read_text(encoding="utf-8")
+    rows = re.findall(r"<tr><th scope=\"row\">(\d, \w+)</th>(.*?)</tr>", html)
+    assert [name for name, _ in rows] == [
+        f"{each['n_components']}, {each['covariance_type']}" for each in written["candidates"]
+    ]
+    assert [name for name, cells in rows if "<td>chosen</td>" in cells] == [chosen]
+    assert any("best:" in word for word in page.words)
+    damaged = {**written, "candidates": [{**written["candidates"][0], "bic": "<b>"}]}
+    Path("chosen/selection.json").write_text(json.dumps(damaged))
+    refused = emtau("report", "chosen", "again.html")
+    assert (refused.exit_code, "is not the table of a selection" in refused.output) == (1, True)
 
 
 def test_what_was_found_stands_before_how_it_ran(run):
