@@ -33,8 +33,9 @@ from emtau_dask.mixture.plan import KernelPlan
 from emtau_dask.mixture.statistics import RowSums
 from emtau_dask.settings import MARGINALISE
 
-STEPS, MAX_LAST_STEPS = 6, 40
-"""Steps of each run after which the better half goes on, and maximum steps of the run that is left."""
+STEPS, SAMPLE_STEPS, MAX_LAST_STEPS = 4, 8, 40
+"""Steps of each run after which the better half goes on, over all rows and over a sample of many, and maximum
+steps of the run that is left."""
 MIN_GAIN = 1e-3
 """Gain of a step below which a run ends, nats per row: scikit-learn's default tolerance."""
 
@@ -70,10 +71,13 @@ class BestStart:
     left_out: tuple[str, ...]
 
 
-def best_start(problem: Problem, settings: EmSettings, sample: RowSample, rounding: float) -> BestStart:
+def best_start(
+    problem: Problem, settings: EmSettings, sample: RowSample, steps: int, rounding: float
+) -> BestStart:
     """Return the best of the starts of ``settings``, by short runs over the rows of a sample.
 
-    Bounds whose relative difference is at most ``rounding`` count as equal; then the first start is better.
+    After every ``steps`` steps the better half of the runs goes on. Bounds whose relative difference is at
+    most ``rounding`` count as equal; then the first start is better.
 
     Raises
     ------
@@ -85,16 +89,16 @@ def best_start(problem: Problem, settings: EmSettings, sample: RowSample, roundi
     survivors = partial(_survivors, n_starts)
     runs, left_out = survivors((s, partial(_begun, problem, settings, sample, s)) for s in range(n_starts))
     records: list[IterationRecord] = []
-    steps: dict[int, int] = {}
+    made_before: dict[int, int] = {}
     is_last = False
     while len(records) < rounds and not is_last:
         began, is_last = time.perf_counter(), len(runs) == 1
-        advance = partial(_advanced, problem, settings, sample, MAX_LAST_STEPS if is_last else STEPS)
+        advance = partial(_advanced, problem, settings, sample, MAX_LAST_STEPS if is_last else steps)
         runs, collapsed = survivors((run.number, partial(advance, run)) for run in runs)
         left_out += collapsed
-        made = sum(run.steps - steps.get(run.number, 0) for run in runs)
+        made = sum(run.steps - made_before.get(run.number, 0) for run in runs)
         runs = _ranked(runs, rounding)[: max(1, len(runs) // 2)]
-        steps = {run.number: run.steps for run in runs}
+        made_before = {run.number: run.steps for run in runs}
         if not made:
             continue
         records.append(

@@ -131,7 +131,7 @@ def test_the_start_that_is_better_after_some_steps_goes_on(begun, swapped):
         bounds.append(bound)
     assert abs(bounds[0] - bounds[1]) > 1e-3
     begun(*found)
-    best = best_start(problem, settings_of(2, k=3), sample, ROUNDING)
+    best = best_start(problem, settings_of(2, k=3), sample, STEPS, ROUNDING)
     theta, bound = theta_of(found[int(np.argmax(bounds))]), -np.inf
     while True:
         theta, after = naive_step(rows, sample.weights, theta, "full")
@@ -155,7 +155,7 @@ def test_of_starts_at_one_optimum_the_first_goes_on(begun):
         found = []
         for runs in ((first, second), (first, first)):
             begun(*runs)
-            found.append(best_start(problem, settings_of(2), sample, ROUNDING).parameters.means)
+            found.append(best_start(problem, settings_of(2), sample, STEPS, ROUNDING).parameters.means)
         assert np.array_equal(*found)
 
 
@@ -164,7 +164,7 @@ def test_records_count_the_rows_that_runs_score(begun, monkeypatch):
     rows, _ = starts.mixture(400, 2, 2, separation=1.0, seed=3)
     problem, sample = problem_of(rows, 2)
     begun(*[started(rows, 2, "full", seed=seed) for seed in range(4)])
-    records = best_start(problem, settings_of(4), sample, ROUNDING).records
+    records = best_start(problem, settings_of(4), sample, STEPS, ROUNDING).records
     steps = 4 * STEPS, 2 * STEPS, short_runs.MAX_LAST_STEPS
     assert [record.active_rows for record in records] == [400 * made for made in steps]
     assert [record.iteration for record in records] == [1, 2, 3]
@@ -179,7 +179,7 @@ def test_runs_make_at_most_half_of_max_iter(begun, max_iter, monkeypatch):
     problem, sample = problem_of(rows, 2)
     found = [started(rows, 2, "full", seed=seed) for seed in range(4)]
     begun(*found)
-    best = best_start(problem, settings_of(4, max_iter), sample, ROUNDING)
+    best = best_start(problem, settings_of(4, max_iter), sample, STEPS, ROUNDING)
     assert len(best.records) == min(3, max_iter // 2)
     if max_iter < 2:
         assert best.parameters is found[0]
@@ -192,14 +192,14 @@ def test_a_run_that_collapses_is_left_out_with_a_warning(begun):
     good = started(rows, 2, "full")
     begun(collapse, good)
     with pytest.warns(UserWarning, match="start 1 of 2 is left out: .*no row is left"):
-        best = best_start(problem, settings_of(2), sample, ROUNDING)
+        best = best_start(problem, settings_of(2), sample, STEPS, ROUNDING)
     assert len(best.left_out) == 1
     begun(good, good)
-    same = best_start(problem, settings_of(2), sample, ROUNDING)
+    same = best_start(problem, settings_of(2), sample, STEPS, ROUNDING)
     assert np.array_equal(best.parameters.means, same.parameters.means)
     begun(collapse, collapse)
     with pytest.raises(SingularComponentError):
-        best_start(problem, settings_of(2), sample, ROUNDING)
+        best_start(problem, settings_of(2), sample, STEPS, ROUNDING)
 
 
 def test_of_runs_that_gain_little_no_more_steps_are_made(begun):
@@ -210,5 +210,5 @@ def test_of_runs_that_gain_little_no_more_steps_are_made(begun):
     for _ in range(100):
         start, _ = em_step(problem, sample, start, 0.0)
     begun(start, start)
-    records = best_start(problem, settings_of(2), sample, ROUNDING).records
+    records = best_start(problem, settings_of(2), sample, STEPS, ROUNDING).records
     assert [record.active_rows for record in records] == [2 * 2 * 400]
