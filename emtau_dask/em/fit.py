@@ -45,7 +45,7 @@ from emtau_dask.em.loop import iterate
 from emtau_dask.em.problem import Context, Problem, first_unusable_row_named, make_problem
 from emtau_dask.em.sampling import has_few_rows, sampled_rows
 from emtau_dask.em.settings import ALL_ROWS, SAMPLE_GROWTH, EmSettings, max_sample_iterations
-from emtau_dask.em.short_runs import SAMPLE_STEPS, STEPS, best_start
+from emtau_dask.em.short_runs import ON_ALL_ROWS, ON_SAMPLE, best_start
 from emtau_dask.em.starts import (
     STARTS,
     GivenParameters,
@@ -243,8 +243,8 @@ def _after_short_runs(fit: _Fit, state: FitState) -> FitState:
     where = " on a sample" if shares != ALL_ROWS else ""
     problem.context.observer.part(f"best of {n_starts} starts{where}")
     sample = sampled_rows(problem, samples, problem.rows.shape[0])
-    sample_index, steps = (len(shares), STEPS) if fit.has_few_rows(1.0) else (0, SAMPLE_STEPS)
-    best = best_start(problem, settings, sample, steps, fit.rounding)
+    sample_index, effort = (len(shares), ON_ALL_ROWS) if fit.has_few_rows(1.0) else (0, ON_SAMPLE)
+    best = best_start(problem, settings, sample, effort, fit.rounding)
     progress = Progress(
         QuasiNewtonState(best.parameters.means), sample_index=sample_index, sample_began=len(best.records)
     )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from emtau_dask.em.history import IterationRecord
 from emtau_dask.em.iteration import kernels_of, plan_of
@@ -33,11 +34,20 @@ from emtau_dask.mixture.plan import KernelPlan
 from emtau_dask.mixture.statistics import RowSums
 from emtau_dask.settings import MARGINALISE
 
-STEPS, SAMPLE_STEPS, MAX_LAST_STEPS = 4, 8, 40
-"""Steps of each run after which the better half goes on, over all rows and over a sample of many, and maximum
-steps of the run that is left."""
-MIN_GAIN = 1e-3
-"""Gain of a step below which a run ends, nats per row: scikit-learn's default tolerance."""
+MAX_LAST_STEPS = 40
+"""Maximum steps of the run that is left."""
+
+
+class Effort(NamedTuple):
+    """Steps of each run after which the better half goes on, and the gain (nats per row) that ends a run."""
+
+    steps: int
+    min_gain: float
+
+
+ON_ALL_ROWS, ON_SAMPLE = Effort(4, 1e-3), Effort(8, 1e-4)
+"""A gain of 1e-3 is scikit-learn's default tolerance. With it, one of 20 fits of a sample ended in another
+optimum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +82,11 @@ class BestStart:
 
 
 def best_start(
-    problem: Problem, settings: EmSettings, sample: RowSample, steps: int, rounding: float
+    problem: Problem, settings: EmSettings, sample: RowSample, effort: Effort, rounding: float
 ) -> BestStart:
     """Return the best of the starts of ``settings``, by short runs over the rows of a sample.
 
-    After every ``steps`` steps the better half of the runs goes on. Bounds whose relative difference is at
-    most ``rounding`` count as equal; then the first start is better.
+    Bounds whose relative difference is at most ``rounding`` count as equal; then the first start is better.
 
     Raises
     ------
@@ -93,7 +102,8 @@ def best_start(
     is_last = False
     while len(records) < rounds and not is_last:
         began, is_last = time.perf_counter(), len(runs) == 1
-        advance = partial(_advanced, problem, settings, sample, MAX_LAST_STEPS if is_last else steps)
+        now = effort._replace(steps=MAX_LAST_STEPS) if is_last else effort
+        advance = partial(_advanced, problem, settings, sample, now)
         runs, collapsed = survivors((run.number, partial(advance, run)) for run in runs)
         left_out += collapsed
         made = sum(run.steps - made_before.get(run.number, 0) for run in runs)
@@ -159,11 +169,11 @@ def _begun(problem: Problem, settings: EmSettings, sample: RowSample, number: in
 
 
 def _advanced(
-    problem: Problem, settings: EmSettings, sample: RowSample, count: int, run: ShortRun
+    problem: Problem, settings: EmSettings, sample: RowSample, effort: Effort, run: ShortRun
 ) -> ShortRun:
-    """Return a run after up to ``count`` more steps, until one gains little."""
-    for _ in range(count):
-        if not run.gain >= MIN_GAIN:
+    """Return a run after more steps, until one gains little."""
+    for _ in range(effort.steps):
+        if not run.gain >= effort.min_gain:
             break
         parameters, bound = em_step(problem, sample, run.parameters, settings.reg_covar)
         run = ShortRun(run.number, parameters, run.steps + 1, bound, bound - run.bound)

@@ -10,7 +10,7 @@ from emtau_dask.em import short_runs
 from emtau_dask.em.problem import Context, make_problem
 from emtau_dask.em.sampling import RowSample
 from emtau_dask.em.settings import EmSettings
-from emtau_dask.em.short_runs import STEPS, ShortRun, best_start, em_step
+from emtau_dask.em.short_runs import ON_ALL_ROWS, Effort, ShortRun, best_start, em_step
 from emtau_dask.errors import SingularComponentError
 from emtau_dask.execution.choice import one_thread
 from emtau_dask.mixture.covariance_types import STRUCTURES, structure_named
@@ -126,16 +126,16 @@ def test_the_start_that_is_better_after_some_steps_goes_on(begun, swapped):
     bounds = []
     for start in found:
         theta = theta_of(start)
-        for _ in range(STEPS):
+        for _ in range(ON_ALL_ROWS.steps):
             theta, bound = naive_step(rows, sample.weights, theta, "full")
         bounds.append(bound)
     assert abs(bounds[0] - bounds[1]) > 1e-3
     begun(*found)
-    best = best_start(problem, settings_of(2, k=3), sample, STEPS, ROUNDING)
+    best = best_start(problem, settings_of(2, k=3), sample, ON_ALL_ROWS, ROUNDING)
     theta, bound = theta_of(found[int(np.argmax(bounds))]), -np.inf
     while True:
         theta, after = naive_step(rows, sample.weights, theta, "full")
-        if after - bound < short_runs.MIN_GAIN:
+        if after - bound < ON_ALL_ROWS.min_gain:
             break
         bound = after
     assert np.allclose(best.parameters.means, theta.means, rtol=1e-6, atol=1e-8)
@@ -155,17 +155,16 @@ def test_of_starts_at_one_optimum_the_first_goes_on(begun):
         found = []
         for runs in ((first, second), (first, first)):
             begun(*runs)
-            found.append(best_start(problem, settings_of(2), sample, STEPS, ROUNDING).parameters.means)
+            found.append(best_start(problem, settings_of(2), sample, ON_ALL_ROWS, ROUNDING).parameters.means)
         assert np.array_equal(*found)
 
 
-def test_records_count_the_rows_that_runs_score(begun, monkeypatch):
-    monkeypatch.setattr(short_runs, "MIN_GAIN", -np.inf)
+def test_records_count_the_rows_that_runs_score(begun):
     rows, _ = starts.mixture(400, 2, 2, separation=1.0, seed=3)
     problem, sample = problem_of(rows, 2)
     begun(*[started(rows, 2, "full", seed=seed) for seed in range(4)])
-    records = best_start(problem, settings_of(4), sample, STEPS, ROUNDING).records
-    steps = 4 * STEPS, 2 * STEPS, short_runs.MAX_LAST_STEPS
+    records = best_start(problem, settings_of(4), sample, Effort(3, -np.inf), ROUNDING).records
+    steps = 4 * 3, 2 * 3, short_runs.MAX_LAST_STEPS
     assert [record.active_rows for record in records] == [400 * made for made in steps]
     assert [record.iteration for record in records] == [1, 2, 3]
     assert [record.lower_bound for record in records] == sorted(record.lower_bound for record in records)
@@ -173,13 +172,12 @@ def test_records_count_the_rows_that_runs_score(begun, monkeypatch):
 
 
 @pytest.mark.parametrize("max_iter", [0, 1, 2, 5])
-def test_runs_make_at_most_half_of_max_iter(begun, max_iter, monkeypatch):
-    monkeypatch.setattr(short_runs, "MIN_GAIN", 0.0)
+def test_runs_make_at_most_half_of_max_iter(begun, max_iter):
     rows, _ = starts.mixture(400, 2, 2, separation=1.0, seed=3)
     problem, sample = problem_of(rows, 2)
     found = [started(rows, 2, "full", seed=seed) for seed in range(4)]
     begun(*found)
-    best = best_start(problem, settings_of(4, max_iter), sample, STEPS, ROUNDING)
+    best = best_start(problem, settings_of(4, max_iter), sample, Effort(3, -np.inf), ROUNDING)
     assert len(best.records) == min(3, max_iter // 2)
     if max_iter < 2:
         assert best.parameters is found[0]
@@ -192,14 +190,14 @@ def test_a_run_that_collapses_is_left_out_with_a_warning(begun):
     good = started(rows, 2, "full")
     begun(collapse, good)
     with pytest.warns(UserWarning, match="start 1 of 2 is left out: .*no row is left"):
-        best = best_start(problem, settings_of(2), sample, STEPS, ROUNDING)
+        best = best_start(problem, settings_of(2), sample, ON_ALL_ROWS, ROUNDING)
     assert len(best.left_out) == 1
     begun(good, good)
-    same = best_start(problem, settings_of(2), sample, STEPS, ROUNDING)
+    same = best_start(problem, settings_of(2), sample, ON_ALL_ROWS, ROUNDING)
     assert np.array_equal(best.parameters.means, same.parameters.means)
     begun(collapse, collapse)
     with pytest.raises(SingularComponentError):
-        best_start(problem, settings_of(2), sample, STEPS, ROUNDING)
+        best_start(problem, settings_of(2), sample, ON_ALL_ROWS, ROUNDING)
 
 
 def test_of_runs_that_gain_little_no_more_steps_are_made(begun):
@@ -210,5 +208,5 @@ def test_of_runs_that_gain_little_no_more_steps_are_made(begun):
     for _ in range(100):
         start, _ = em_step(problem, sample, start, 0.0)
     begun(start, start)
-    records = best_start(problem, settings_of(2), sample, STEPS, ROUNDING).records
+    records = best_start(problem, settings_of(2), sample, ON_ALL_ROWS, ROUNDING).records
     assert [record.active_rows for record in records] == [2 * 2 * 400]
