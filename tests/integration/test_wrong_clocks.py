@@ -55,6 +55,13 @@ def computing(way):
         yield
 
 
+def set_clock(file, seconds):
+    """Replace the file at once: a process that read it while it is empty would set its clock back."""
+    new = file.with_suffix(".new")
+    new.write_text(f"{seconds}\n")
+    new.replace(file)
+
+
 def jumping(folder, way):
     """Fit, resume and save in a process whose clock jumps; where it hangs, say where."""
     faulthandler.dump_traceback_later(0.8 * GUARD)
@@ -63,7 +70,7 @@ def jumping(folder, way):
     class Observer(SilentObserver):
         def iteration(self, record, parameters):
             if record.iteration in JUMPS[way]:
-                clock.write_text(f"{JUMPS[way][record.iteration]}\n")
+                set_clock(clock, JUMPS[way][record.iteration])
             met.append(time.time())
 
     fitting.observer_for = lambda verbose: Observer()
@@ -72,7 +79,7 @@ def jumping(folder, way):
         model = fit(rows, folder / "run")
         assert max(np.abs(np.diff(met))) > 300 * DAY, "the clock did not jump"
         assert all(0 <= record.seconds < GUARD for record in model.history_)
-        clock.write_text(f"{LATER[way]}\n")
+        set_clock(clock, LATER[way])
         assert_same_bits(GaussianMixture.resume(folder / "run", rows), model)
     model.save(folder / "model")
 
