@@ -73,6 +73,14 @@ def _workers(client: Any) -> set[str] | None:
     return None
 
 
+def _running(client: Any) -> set[str] | None:
+    """Return the workers that get tasks, as `_workers`: not those that pause or retire."""
+    with suppress(Exception):
+        workers = client.sync(client.scheduler.identity)["workers"]
+        return {address for address, worker in workers.items() if worker["status"] == "running"}
+    return None
+
+
 def _count_tasks() -> Callable[..., int | None]:
     """Return a function for the scheduler: a local one, which travels as code, if it lacks this package."""
 
@@ -136,13 +144,18 @@ class _WorkerMonitor:
                 self._warn()
             warned = not workers
             self._update(workers)
-            if self._needed - workers or self._is_stuck():
-                lost = bool(self._needed - workers)
+            lost = self._lacks_a_needed_one()
+            if lost or self._is_stuck():
                 self.error = BlocksNeededError() if lost else ClusterError(self._message())
                 self._client.cancel(
                     [sys.modules["distributed"].Future(key, self._client) for key in self.keys]
                 )
                 return
+
+    def _lacks_a_needed_one(self) -> bool:
+        """Return whether a needed worker is lost, or gets no tasks."""
+        running = _running(self._client) if self._needed else None
+        return running is not None and not self._needed <= running
 
     def _warn(self) -> None:
         try:
@@ -216,7 +229,7 @@ def computed(
         The cluster failed, or its workers die again and again: for a minute no task was done, and no worker
         stayed.
     BlocksNeededError
-        A worker that is needed is lost.
+        A worker that is needed is lost, or gets no tasks because it pauses or retires.
 
     Warns
     -----
@@ -362,10 +375,13 @@ class GraphExecutor:
         if self.client is None or not work.computed_again or not isinstance(task, ReadingTask):
             return {}
         cached_as = task.cached_as
-        answers = {} if cached_as is None else self.client.run(cached_as.chunks, on_error="ignore")
+        if cached_as is None:
+            return {}
+        answers, running = self.client.run(cached_as.chunks, on_error="ignore"), _running(self.client)
         return {
             chunk: worker
             for worker, chunks in sorted(answers.items())
+            if running is not None and worker in running
             for chunk, state in chunks.items()
             if chunk in work.items and task.is_cached(work.items[chunk], state)
         }

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import zarr
 from clusters import GUARD, Eventful, addresses, alive, dying, end, held, processes, tasks_of, until
-from distributed import Client, LocalCluster, Worker
+from distributed import Client, LocalCluster, Status, Worker
 from fits import CHUNKS, ROWS, assert_same_bits, mixture, quietly, resumed
 from processes import EMTAU
 
@@ -109,6 +109,28 @@ def test_killed_workers_change_no_bit(zygote, stored, undisturbed, after_iterati
         found = fit(X, Eventful(folder=str(tmp_path / "events")), tmp_path / "run" if kept else None)
     assert len(dead) == 4
     assert_same_bits(found, undisturbed[source])
+
+
+def test_no_pass_waits_for_rows_that_a_paused_worker_caches(
+    zygote, stored, undisturbed, monkeypatch, tmp_path
+):
+    paused, holders_of = set(), dask_graph.GraphExecutor._holders
+
+    def pause(dask_worker):
+        dask_worker.status = Status.paused
+
+    def holders_before_one_pauses(executor, work):
+        holders = holders_of(executor, work)
+        if holders and not paused:
+            paused.add(min(holders.values()))
+            executor.client.run(pause, workers=list(paused))
+        return holders
+
+    monkeypatch.setattr(dask_graph.GraphExecutor, "_holders", holders_before_one_pauses)
+    with processes(zygote, tmp_path / "cluster", 2) as cluster, cluster.client():
+        found = fit(sources(stored)["computed"], EMTau(tau=2, revisit=3))
+    assert paused
+    assert_same_bits(found, undisturbed["computed"])
 
 
 @pytest.mark.parametrize("kept", [pytest.param(False, marks=pytest.mark.soak), True], ids=["", "checkpoint"])
