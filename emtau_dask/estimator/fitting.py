@@ -78,9 +78,8 @@ FITTED_TO = "fitted to "
 J = TypeVar("J", bound=StateStore)
 LOG = logging.getLogger(__name__)
 COMPUTED_AGAIN = (
-    "X is a dask graph that the cluster does not hold, so each iteration computes it again. X.persist() "
-    "keeps its rows in the workers' memory; or store them and fit the files. algorithm='auto' computes it a "
-    "few times only."
+    "X is a dask graph that the cluster does not hold, so each pass over all rows computes it again. "
+    "X.persist() keeps its rows in the workers' memory; or store them and fit the files."
 )
 """The warning for rows that a cluster computes for EM on all rows."""
 
@@ -248,8 +247,6 @@ def fit_session(
         with opened_sources(
             executor.client, estimator, data, sample_weight, responsibilities_init
         ) as sources:
-            if executor.client is not None and isinstance(policy, FullEM) and sources.rows.computed_again:
-                warn_user(COMPUTED_AGAIN)
             yield executor, fit_observer, sources
 
 
@@ -299,6 +296,12 @@ def fit_estimator(
         ) as (executor, observer, sources),
     ):
         settings = fit_settings(estimator, requested, sources, executor)
+        if (
+            executor.client is not None
+            and isinstance(settings.policy, FullEM)
+            and sources.rows.computed_again
+        ):
+            warn_user(COMPUTED_AGAIN)
         opening = _new_state_store(estimator, settings, sources, run_config, overwrite, executor, observer)
         finished, state_store = run_fit("begins", estimator, settings, sources, executor, observer, opening)
         publish(estimator, finished)

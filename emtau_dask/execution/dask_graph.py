@@ -374,14 +374,13 @@ class GraphExecutor:
         task = work.task
         if self.client is None or not work.computed_again or not isinstance(task, ReadingTask):
             return {}
-        cached_as = task.cached_as
-        if cached_as is None:
+        cached_as, running = task.cached_as, _running(self.client)
+        if cached_as is None or not running:
             return {}
-        answers, running = self.client.run(cached_as.chunks, on_error="ignore"), _running(self.client)
+        answers = self.client.run(cached_as.chunks, workers=list(running), on_error="ignore")
         return {
             chunk: worker
             for worker, chunks in sorted(answers.items())
-            if running is not None and worker in running
             for chunk, state in chunks.items()
             if chunk in work.items and task.is_cached(work.items[chunk], state)
         }

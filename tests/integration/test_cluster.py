@@ -191,7 +191,7 @@ class TestWhoReads:
             cluster.start_worker()
         cluster.wait(one)
         rng = da.random.default_rng(0)
-        X = rng.normal(size=(80_000, 2), chunks=(10_000, 2)) + 4 * rng.integers(
+        X = rng.normal(size=(80_000, 2), chunks=(10_000, 2)) + 2.5 * rng.integers(
             3, size=(80_000, 1), chunks=10_000
         )
         with seen(one) as ran:
