@@ -483,7 +483,7 @@ def test_a_report_replaces_its_own_run_or_what_is_allowed(workplace):
         (["report", "runs/none", "out.html"], "runs/none"),
         (["report", "points.zarr", "out.html"], "points.zarr"),
         (["report", "runs/points", "out.html", "--data", "none.zarr"], "none.zarr"),
-        (["report", "runs/points", "out.html", "--data", "wide.npy"], "X has 5 features"),
+        (["report", "runs/points", "out.html", "--data", "wide.npy"], "wide.npy has 5 features; the fit had"),
         (["report", "runs/points", "https://h/out.html"], "is a URL"),
     ],
 )
