@@ -432,8 +432,9 @@ def test_what_was_found_stands_before_how_it_ran(run):
 def test_a_fit_without_iterations_has_a_report():
     gm = GaussianMixture(1).fit(rows_of())
     gm.history_ = FitHistory()
-    page = Page(report_page(Subject(gm, "x", "x")))
-    assert page.of("svg") == []
+    text = report_page(Subject(gm, "x", "x"))
+    assert Page(text).of("svg") == []
+    assert "a Gaussian mixture of 1 component<" in text
 
 
 CONFIG = {
