@@ -20,6 +20,7 @@ from emtau_dask.data.zarr_arrays import group_source
 from emtau_dask.datasets import holds_dataset, make_dataset, outlined_dataset
 from emtau_dask.em.history import FitObserver
 from emtau_dask.errors import ConfigError, InvalidDataError, counted, one_line
+from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.storage.locations import ENDINGS_OF_ROWS, NPY, Place, paths_at, place_text
 from emtau_dask.storage.urls import is_url, suffix_of
 
@@ -128,29 +129,33 @@ def open_rows_or_cube(
     *,
     array: str | None,
     columns: Sequence[str] | None,
-    fitted: Sequence[str] | None,
+    fitted: GaussianMixture,
     observer: FitObserver,
     features: Sequence[str] | None = None,
-    fitted_array: str | None = None,
 ) -> tuple[Source, Cube | None]:
-    """Open rows for a mixture that was fitted to features ``fitted``, and their cube if they have one.
+    """Open rows for a fitted mixture, and their cube if they have one; ``features`` are those of a cube.
 
-    ``features`` and ``fitted_array`` are those of a cube, as for `cube_at`.
-
-    Raises as `open_rows` and `cube_at`.
+    Raises as `open_rows` and `cube_at`, and `InvalidDataError` for other features than those of the fit.
     """
+    names = getattr(fitted, "feature_names_in_", None)
     try:
-        cube = cube_at(place, features, array, fitted, fitted_array)
+        cube = cube_at(place, features, array, names, fitted._array)
         if cube is None or columns is not None:
-            return open_rows(place, array=array, columns=columns, observer=observer), None
+            rows = open_rows(place, array=array, columns=columns, observer=observer)
+            if rows.shape[1] != fitted.n_features_in_:
+                raise InvalidDataError(
+                    f"{place_text(place)} has {counted(rows.shape[1], 'feature')}; the fit had "
+                    f"{fitted.n_features_in_}. Give rows with the features of the fit."
+                )
+            return rows, None
     except InvalidDataError as error:
-        flags = flags_of_fit(place, fitted) if features is None and array is None else ""
+        flags = flags_of_fit(place, names) if features is None and array is None else ""
         if not flags:
             raise
         raise InvalidDataError(f"{error} The features of the fit are read with {flags}.") from error
-    if fitted is not None and cube.names != tuple(fitted):
+    if names is not None and cube.names != tuple(names):
         raise InvalidDataError(
-            f"{place} has the features {list(cube.names)}; the fit had {list(fitted)}. "
+            f"{place} has the features {list(cube.names)}; the fit had {list(names)}. "
             "Give the same ones in the same order."
         )
     return as_source(cube.rows, ndim=2, what=place), cube

@@ -27,6 +27,7 @@ from emtau_dask.cli.options import (
     features_option,
     fit_options,
     json_option,
+    list_option,
     log_option,
     names_in,
     options_given,
@@ -296,10 +297,9 @@ def compare(config: Path, overrides: list[str]) -> None:
     type=float,
     help="Also write -1 for this share of the rows, the least probable ones, and 1 for the others.",
 )
-@click.option(
+@list_option(
     "--keep",
-    multiple=True,
-    callback=lambda *given: tuple(name for text in given[-1] for name in names_in(text)),
+    read=names_in,
     metavar="COLUMN,...",
     help="Columns of DATA, parquet or CSV, of any type, that a table OUT has before the labels.",
 )
@@ -358,14 +358,14 @@ def predict(
 
 @main.command()
 @click.argument("sources", metavar="DATA...", nargs=-1, required=True, type=click.Path(readable=False))
-@click.option(
+@list_option(
     "-k",
     "--components",
     required=True,
     metavar="A:B",
     help="Numbers of components: 2:20, 10:100:10 or 2,4,8.",
 )
-@click.option("--covariance", default="full", metavar="TYPES", help="Types to choose from: full,diag.")
+@list_option("--covariance", default=["full"], metavar="TYPES", help="Types to choose from: full,diag.")
 @click.option("--criterion", type=click.Choice(CRITERIA), default="bic", help="What chooses; bic by default.")
 @click.option(
     "--sample-rows", type=click.IntRange(1), metavar="N", help="Rows that candidates are fitted to."

@@ -47,6 +47,15 @@ def names_in(text: str) -> list[str]:
     return next(csv.reader([text]), [])
 
 
+def list_option(*names: str, read: Callable[[str], Any] = str, **settings: Any) -> Callable[[Command], Any]:
+    """Return an option for a list, which ``read`` returns from its text; given again, it adds to the list."""
+
+    def joined(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> Any:
+        return read(",".join(texts)) if texts else None
+
+    return click.option(*names, multiple=True, callback=joined, **settings)
+
+
 out_argument = click.argument("out", type=LocalPath())
 _traceback = "Show the traceback of an error."
 _debug_option = click.option(
@@ -61,15 +70,15 @@ def common_options(command: Command) -> Command:
 
 
 array_option = click.option("--array", metavar="NAME", help="Member of DATA, if it is a zarr group.")
-columns_option = click.option(
+columns_option = list_option(
     "--columns",
-    callback=lambda *given: names_in(given[-1]) if given[-1] else None,
+    read=names_in,
     metavar="A,B,C",
     help="Columns of DATA, if it is parquet or CSV; by default those of the fit.",
 )
-features_option = click.option(
+features_option = list_option(
     "--features",
-    callback=lambda *given: names_in(given[-1]) if given[-1] else None,
+    read=names_in,
     metavar="A,B,C",
     help="Of a cube: its variables that are features, or one dimension; by default by the names of the fit.",
 )
@@ -256,7 +265,8 @@ def options_given(choice: Sequence[FitOption]) -> Callable[[Command], Command]:
             return command(*arguments, given=given, **options)
 
         for option in reversed(choice):
-            add = click.option(*option.names, option.parameter, metavar=option.metavar, help=option.help)
+            kind = list_option if option.read is names_in else click.option
+            add = kind(*option.names, option.parameter, metavar=option.metavar, help=option.help)
             with_options = add(with_options)
         return with_options
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from emtau_dask.cli.resuming import portable
 from emtau_dask.cli.row_outputs import check_cube_name, form_at, form_of_cube
 from emtau_dask.cli.verbosity import watching
 from emtau_dask.cli.yaml import ENDINGS, to_yaml
-from emtau_dask.errors import ConfigError, EmtauError, masked_values
+from emtau_dask.errors import ConfigError, EmtauError, PathTakenError, masked_values
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.plot.drawing import check_matplotlib
+from emtau_dask.selection.table import SelectionTable
 from emtau_dask.storage.errors import writing_errors
 from emtau_dask.storage.locations import paths_at
 from emtau_dask.storage.publishing import (
@@ -47,6 +49,13 @@ class Outputs:
     config: RunConfig
     places: Mapping[str, Path]
     overwrite: bool
+
+    @property
+    def prediction(self) -> str:
+        """The command that labels other rows by the model, for people."""
+        model = self.places["model"]
+        place = model.parent if model.name == "model.zarr" else model
+        return f"emtau predict {shlex.quote(str(place))} DATA labels.zarr"
 
     def replaceable(self, name: str, run: str | None) -> bool:
         """Return whether the data at a result's place may be replaced; an earlier result of this run may."""
@@ -85,16 +94,26 @@ def checked_outputs(config: RunConfig, *, overwrite: bool, run: str | None = Non
         if name == "labels" and data.features is not None:
             check_cube_name(place)
         refuse = REFUSALS.get(name) or form_at(place).refuse_existing
-        refuse(place, outputs.replaceable(name, run), inputs=read)
+        try:
+            refuse(place, outputs.replaceable(name, run), inputs=read)
+        except PathTakenError as error:
+            raise PathTakenError(f"{error} (-o FOLDER, or --set output.directory=FOLDER)") from error
         check_writable(place)
         read.append(str(place))
     return outputs
 
 
-def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, run: str | None) -> RunResult:
+def write_outputs(
+    outputs: Outputs,
+    model: GaussianMixture,
+    inputs: Inputs,
+    *,
+    run: str | None,
+    selection: SelectionTable | None = None,
+) -> RunResult:
     """Write the results; they store ``run``, the id of a checkpointed run.
 
-    Labels are computed with the scheduler that `computing` set.
+    The report also shows a ``selection``. Labels are computed with the scheduler that `computing` set.
     """
     config, counts = outputs.config, None
     for name, place in outputs.places.items():
@@ -112,7 +131,7 @@ def write_outputs(outputs: Outputs, model: GaussianMixture, inputs: Inputs, *, r
                 rows = inputs.rows
                 counts = write_labels(model, rows, place, options, run=run, observer=observer, form=form)
             else:
-                page = report_of_fit(config, model, inputs, run=run, observer=observer)
+                page = report_of_fit(config, model, inputs, run=run, selection=selection, observer=observer)
                 write_page(place, page, overwrite=overwrite)
     return RunResult(model, inputs, outputs, counts)
 

@@ -65,7 +65,7 @@ class LabelOptions:
     scores: bool = False
     overwrite: bool = False
     outliers: float | None = None
-    keep: tuple[str, ...] = ()
+    keep: Sequence[str] | None = None
     missing: str | None = None
 
     def results(self, n_components: int) -> tuple[RowResult, ...]:
@@ -120,10 +120,9 @@ def run_predict(
             data,
             array=array,
             columns=columns,
-            fitted=names,
+            fitted=fitted,
             observer=observer,
             features=features,
-            fitted_array=fitted._array,
         )
         if cube is not None:
             form = form_of_cube(out, cube, fitted.missing)

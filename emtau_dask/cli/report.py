@@ -25,7 +25,7 @@ from emtau_dask.plot.drawing import MAX_ROWS, check_matplotlib
 from emtau_dask.process import numerical_environment, software
 from emtau_dask.report.content import Subject
 from emtau_dask.report.page import report_page
-from emtau_dask.selection.table import stored_selection
+from emtau_dask.selection.table import SelectionTable, stored_selection
 from emtau_dask.storage.commits import holds_run
 from emtau_dask.storage.locations import CHECKPOINT, Place, fit_in, is_pattern, paths_at, place_text
 from emtau_dask.storage.publishing import attributes_at, check_writable, refuse_existing_page, write_page
@@ -74,10 +74,9 @@ def run_report(
                 data,
                 array=array,
                 columns=chosen,
-                fitted=names,
+                fitted=subject.model,
                 observer=observer,
                 features=features,
-                fitted_array=subject.model._array,
             )
             drawn = _drawn(subject.model, rows, None, observer)
             of_cube = cube.features if cube else None
@@ -93,9 +92,15 @@ def run_report(
 
 
 def report_of_fit(
-    config: RunConfig, model: GaussianMixture, inputs: Inputs, *, run: str | None, observer: FitObserver
+    config: RunConfig,
+    model: GaussianMixture,
+    inputs: Inputs,
+    *,
+    run: str | None,
+    selection: SelectionTable | None,
+    observer: FitObserver,
 ) -> str:
-    """Return the report of a fit that has just ended."""
+    """Return the report of a fit that has just ended, and of the selection that chose it."""
     subject = Subject(
         model,
         name=Path(config.output.directory).name,
@@ -107,6 +112,7 @@ def report_of_fit(
         config=_repeatable_config(portable(config)),
         command=REPEAT_COMMAND,
         run=run,
+        selection=selection,
     )
     return report_page(_with_notes(subject))
 

@@ -115,7 +115,13 @@ def settings_of(
 ) -> SelectionSettings:
     """Return the settings of a selection; raises as `select_components`."""
     template = estimator_of(config).set_params(checkpoint=None)
-    return checked_settings(n_components, covariance_types, criterion, None, template, sample_rows, finalists)
+    try:
+        return checked_settings(
+            n_components, covariance_types, criterion, None, template, sample_rows, finalists
+        )
+    except ConfigError as error:
+        message = str(error).replace("n_components", "--components")
+        raise ConfigError(message.replace("covariance_types", "--covariance")) from error
 
 
 def run_selection(config: RunConfig, settings: SelectionSettings, *, overwrite: bool) -> SelectionResult:
@@ -128,7 +134,7 @@ def run_selection(config: RunConfig, settings: SelectionSettings, *, overwrite: 
     run, place = _selection_id(checkpoint), directory / SELECTION
     outputs = checked_outputs(config, overwrite=overwrite, run=run)
     if place.exists() and not ((overwrite or run is not None) and place.is_file()):
-        raise EmtauError(f"{place} already exists; use --overwrite to replace it, or choose another folder")
+        raise EmtauError(f"{place} already exists; use --overwrite to replace it, or another folder: -o")
     inputs, plan = inputs_within_memory(config, overwrite=False)
     with watching() as observer, computing(config.cluster, observer, plan.settings):
         data = {"X": inputs.data, "sample_weight": inputs.weights, "chosen": BY_DEFAULT}
@@ -137,7 +143,8 @@ def run_selection(config: RunConfig, settings: SelectionSettings, *, overwrite: 
     chosen = {name: getattr(best, name) for name in ("n_components", "covariance_type")}
     model = config.model.model_copy(update=chosen)
     outputs = replace(outputs, config=config.model_copy(update={"model": model}))
-    written = write_outputs(outputs, best, inputs, run=_selection_id(checkpoint))
+    run, table = _selection_id(checkpoint), selection.table_
+    written = write_outputs(outputs, best, inputs, run=run, selection=table)
     result = SelectionResult(selection, written, place)
     text = json.dumps(selection_values(result), indent=2, allow_nan=False)
     write_text(place, f"{text}\n", "the table")
@@ -197,7 +204,7 @@ def summary_lines(result: SelectionResult) -> list[str]:
     places = {**outputs.places, "table": result.place}
     saved = [f"{what} saved in {path}" for what, path in places.items()]
     folder = shlex.quote(outputs.config.output.directory)
-    next_ = [f"next: emtau inspect {folder}, or emtau predict {folder} DATA OUT.zarr"]
+    next_ = [f"next: emtau inspect {folder}, or {outputs.prediction}"]
     lines = [*(line for table in tables for line in table.splitlines()), LEGEND, *selection_lines(selection)]
     return [*lines, *saved, *(next_ if "model" in outputs.places else ())]
 

@@ -279,6 +279,8 @@ def _print_tables(result: RunResult, warned: Container[str]) -> None:
     console.print(f"data: {data_text(result.outputs.config, result.inputs)}")
     for what, path in result.outputs.places.items():
         echo(f"{what} saved in {path}")
+    if "model" in result.outputs.places:
+        echo(f"next: {result.outputs.prediction}")
 
 
 def _not_converged(result: RunResult) -> str:

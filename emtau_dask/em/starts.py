@@ -278,8 +278,8 @@ def complete_rows(rows: StartRows, seed: int) -> StartRows:
             raise AbsentFeatureError(f"{found}, and none has feature {rarest}. Leave that feature out.")
         raise AbsentFeatureError(
             f"{found}, fewer than the {problem.n_components} components; feature {rarest} is known in "
-            f"{shares[rarest]:.1%} of them. Leave such features out, or give weights_init, means_init and "
-            "precisions_init, or warm_start from another fit."
+            f"{shares[rarest]:.1%} of them. Leave such features out, or fit a GaussianMixture with "
+            "weights_init, means_init and precisions_init, or with warm_start from another fit."
         )
     return SampledRows(
         problem, RowSample(sample.rows[complete], sample.weights[complete], sample.numbers[complete])

@@ -223,16 +223,18 @@ def load_model(cls: Any, path: Any) -> Any:
         ) from error
 
 
-def _no_model(path: Any, found: Any) -> str:
-    """Return the message for a place without a model; ``found`` is the format that its group states."""
+def _no_model(path: Any, stated: Any) -> str:
+    """Return the message for a place without a model; ``stated`` is the format of its group."""
     place = _local_path(path)
     if place is not None and not place.exists():
         return f"{path} does not exist. Give the path of a saved model."
-    kind = OWN_GROUPS.get(str(found)) or (None if place is None else kind_of(str(place)))
+    kind = OWN_GROUPS.get(str(stated)) or (None if place is None else kind_of(str(place)))
     if kind == OWN_GROUPS[RUN_FORMAT]:
         return f"{path} is {kind}, not a saved model. Continue it: GaussianMixture.resume({str(path)!r}, X)."
     if kind is not None:
-        return f"{path} is {kind}, not a saved model. Give the path of one."
+        below = () if place is None else (*place.glob("*.zarr"), *place.glob("*/*.zarr"))
+        found = next((f", such as {each}" for each in sorted(below) if _holds_model(each)), "")
+        return f"{path} is {kind}, not a saved model. Give the path of one{found}."
     return f"{path} holds no model: it is not a zarr group that GaussianMixture.save wrote."
 
 

@@ -28,7 +28,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#4477AA", "#3
 """Colours after Okabe and Ito 2008 and Tol 2021; their contrast to white is at least 3."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
-INK, FAINT, GRID = "#222222", "#6b6b6b", "#e4e4e4"
+INK, FAINT, GRID = "#222222", "#767676", "#e4e4e4"
+"""The faint ink has a contrast of at least 4.5 to white and to black, the grounds of style sheets."""
 DENSITY = "Greys"
 MAX_NAME_LENGTH = 32
 """Maximum characters of a feature's name in a picture."""
@@ -155,7 +156,7 @@ def look_of(component: int) -> tuple[str, str, str]:
 
 def number(ax: Axes, component: int, x: float, y: float) -> None:
     """Write the number of a component at a place, in its colour."""
-    box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
+    box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
     look: dict[str, Any] = {"fontsize": 9, "fontweight": "bold", "color": look_of(component)[0], "bbox": box}
     ax.annotate(f"{component}", (x, y), ha="center", va="center", annotation_clip=True, zorder=4, **look)
 

@@ -163,6 +163,7 @@ class UncertaintyDisplay:
         with_grid(ax, "x")
         ax.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
         ax.set_xlim(0, 1.02 * max(left.max(), 0.01))
+        ax.locator_params(axis="x", nbins=5)
         ax.set_ylim(k - 0.4, -0.6 - 0.2 * k)
         some = places[:: -(-k // 25)]
         ax.set_yticks(some, map(str, self.shown[some]))

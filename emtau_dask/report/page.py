@@ -18,7 +18,7 @@ from dask.utils import format_bytes
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from emtau_dask.errors import shown
+from emtau_dask.errors import counted, shown
 from emtau_dask.estimator.findings import CERTAIN
 from emtau_dask.estimator.fitting import FITTED_TO
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
@@ -213,7 +213,7 @@ def report_page(subject: Subject) -> str:
         python=python_lines(model, subject.arguments),
         seeded=model.random_state is not None,
         here={**software(), "python": platform.python_version(), "numpy": np.__version__},
-        k=k,
+        components=counted(k, "component"),
         sure=CERTAIN,
     )
     return page
@@ -236,8 +236,8 @@ def _read(name: str) -> str:
 
 
 def _lead(summary: FitSummary, d: int) -> str:
-    rows = f"{summary.rows:,} rows of " if summary.rows else ""
-    return f"{len(summary.components):,} components in {rows}{d:,} features"
+    rows = f"{counted(summary.rows, 'row')} of " if summary.rows else ""
+    return f"{counted(len(summary.components), 'component')} in {rows}{counted(d, 'feature')}"
 
 
 def _facts(subject: Subject, summary: FitSummary) -> dict[str, str]:

@@ -15,8 +15,14 @@ from emtau_dask.checkpoint.codec import Codec
 from emtau_dask.checkpoint.fingerprints import check_same
 from emtau_dask.checkpoint.manifest import SourceEntry
 from emtau_dask.em.verification import DataVerifier
-from emtau_dask.errors import CheckpointCorruptError, CheckpointExistsError, CheckpointMismatchError, short
-from emtau_dask.selection.criteria import Score
+from emtau_dask.errors import (
+    CheckpointCorruptError,
+    CheckpointExistsError,
+    CheckpointMismatchError,
+    listed,
+    short,
+)
+from emtau_dask.selection.criteria import Candidate, Score
 from emtau_dask.storage.objects import ObjectStore
 from emtau_dask.storage.stores import object_store, objects_below, warn_unless_exclusive
 
@@ -65,6 +71,10 @@ class SelectionEntry:
             stored.setdefault((source, made_on), {})[chunk] = bytes.fromhex(digest)
         return DataVerifier(stored)
 
+    def candidates(self) -> list[Candidate]:
+        """Return the candidates; raises KeyError or TypeError for impossible ones."""
+        return [Candidate(*each) for each in self.settings["candidates"]]
+
 
 ENTRY = Codec().record(SelectionEntry)
 
@@ -104,6 +114,7 @@ class SelectionCheckpoint:
             if header == (FORMAT, VERSION):
                 entry: SelectionEntry = ENTRY.decode(document, None)
                 entry.verifier()
+                entry.candidates()
                 return entry
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise CheckpointCorruptError(
@@ -132,12 +143,11 @@ class SelectionCheckpoint:
         check_same("X", stored.data, entry.data)
         check_same("sample_weight", stored.sample_weight, entry.sample_weight)
         for name, value in entry.settings.items():
-            stored_value = stored.settings.get(name)
-            if stored_value != value and (name, value) != ("random_state", None):
+            if stored.settings.get(name) != value and (name, value) != ("random_state", None):
                 raise CheckpointMismatchError(
-                    f"{name} is {short(value)}; the selection in {self.location} has {short(stored_value)}. "
-                    "Give the same to continue, choose another place, or begin anew: with --overwrite of "
-                    "emtau select, in Python after removing what is there."
+                    f"the selection in {self.location} has {_difference(name, stored, entry)}. "
+                    "Give the same to continue it, choose another place (emtau select: -o FOLDER), or begin "
+                    "anew (emtau select: --overwrite; in Python remove what is there)."
                 )
         return stored
 
@@ -150,6 +160,19 @@ class SelectionCheckpoint:
         """Remove all objects, ``selection.json`` last."""
         self.objects.delete([key for key in self.objects.list("") if key != ROOT])
         self.objects.delete([ROOT])
+
+
+def _difference(name: str, stored: SelectionEntry, asked: SelectionEntry) -> str:
+    """Return what a stored selection has as a setting, and what is asked for."""
+    if name != "candidates":
+        return f"{name} = {short(stored.settings.get(name))}, not {short(asked.settings[name])}"
+    had, wanted = stored.candidates(), asked.candidates()
+    parts = {
+        "not": [str(each) for each in wanted if each not in had],
+        "also": [str(each) for each in had if each not in wanted],
+    }
+    differing = "; ".join(f"{word} {listed(names)}" for word, names in parts.items() if names)
+    return f"other candidates: {differing}" if differing else "the same candidates in another order"
 
 
 def _encoded(entry: SelectionEntry) -> bytes:

@@ -185,7 +185,7 @@ def _is_taken(path: Path, what: str, overwrite: bool) -> bool:
     with writing_errors(what, path):
         taken = path.exists()
     if taken and not overwrite:
-        raise EmtauError(f"{path} already exists; use --overwrite to replace it, or choose another place")
+        raise PathTakenError(f"{path} already exists; use --overwrite to replace it, or choose another place")
     return taken
 
 

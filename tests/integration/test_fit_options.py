@@ -169,7 +169,7 @@ class TestOptions:
 
 class TestSaveConfig:
     def test_writes_a_config_that_gives_the_same_bits(self, place, table):
-        options = ["--columns", "c,a", "--covariance", "tied", "--seed", 3, *QUICK]
+        options = ["--columns", "c", "--columns", "a", "--covariance", "tied", "--seed", 3, *QUICK]
         fitted(table, "-k", 2, *options, "--set", "model.reg_covar=1e-5", "--save-config", "fit.yaml")
         first = GaussianMixture.load("runs/t/model.zarr")
         assert load_config("fit.yaml").model.reg_covar == 1e-5
@@ -251,4 +251,4 @@ def test_a_wrong_column_is_named_before_results_that_exist(table):
     fitted(table, "-k", 2, *QUICK)
     result = emtau("fit", table, "-k", 2, "--columns", "misspelt")
     assert "has no column 'misspelt'" in result.stderr
-    assert "already exists" in emtau("fit", table, "-k", 2).stderr
+    assert "(-o FOLDER, or --set output.directory=FOLDER)" in emtau("fit", table, "-k", 2).stderr

@@ -124,7 +124,7 @@ def test_columns_of_csv_are_text_as_it_stands(place, model, ending, out):
     frame["x"], frame["y"], frame["when, UTC"] = X[:, 0], X[:, 1], [str(day) for day in DAYS]
     for number, rows in enumerate((frame[:20], frame[20:])):
         rows.to_csv(f"t{number}.{ending}", index=False, sep="\t" if ending == "tsv" else ",")
-    predicted(f"t*.{ending}", out, "--keep", "näme,id")
+    predicted(f"t*.{ending}", out, "--keep", "näme", "--keep", "id")
     found = read(out)
     found = found if out.endswith("csv") else found.to_pandas()
     assert list(found) == ["näme", "id", "label"]
@@ -228,6 +228,11 @@ def test_the_index_of_a_frame_is_kept_where_it_is_named(place):
     frame.to_parquet("t.parquet")
     predicted("t.parquet", "o.parquet", "--keep", "row")
     assert pd.read_parquet("o.parquet")["row"].tolist() == frame.index.tolist()
+
+
+def test_a_file_of_other_features_is_refused_by_name(place):
+    np.save("wide.npy", np.zeros((5, 4)))
+    assert "wide.npy has 4 features; the fit had 2." in refused("wide.npy", "o.zarr", code=1)
 
 
 REFUSALS = {

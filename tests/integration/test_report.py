@@ -432,8 +432,9 @@ def test_what_was_found_stands_before_how_it_ran(run):
 def test_a_fit_without_iterations_has_a_report():
     gm = GaussianMixture(1).fit(rows_of())
     gm.history_ = FitHistory()
-    page = Page(report_page(Subject(gm, "x", "x")))
-    assert page.of("svg") == []
+    text = report_page(Subject(gm, "x", "x"))
+    assert Page(text).of("svg") == []
+    assert "a Gaussian mixture of 1 component<" in text
 
 
 CONFIG = {
@@ -483,7 +484,7 @@ def test_a_report_replaces_its_own_run_or_what_is_allowed(workplace):
         (["report", "runs/none", "out.html"], "runs/none"),
         (["report", "points.zarr", "out.html"], "points.zarr"),
         (["report", "runs/points", "out.html", "--data", "none.zarr"], "none.zarr"),
-        (["report", "runs/points", "out.html", "--data", "wide.npy"], "X has 5 features"),
+        (["report", "runs/points", "out.html", "--data", "wide.npy"], "wide.npy has 5 features; the fit had"),
         (["report", "runs/points", "https://h/out.html"], "is a URL"),
     ],
 )

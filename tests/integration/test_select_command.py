@@ -78,7 +78,7 @@ def test_its_results_are_a_model_labels_and_a_table(place):
     assert "best by BIC: 3 components, full covariance" in result.stdout
     assert "passes over 600 rows: 1 for the sample, 1 for scores, " in result.stdout
     assert "table saved in out/selection.json" in result.stdout
-    assert "next: emtau inspect out, or emtau predict out DATA OUT.zarr" in result.stdout
+    assert "next: emtau inspect out, or emtau predict out DATA labels.zarr" in result.stdout
     predicted = emtau("predict", "out", "m.zarr", "again.zarr")
     assert predicted.exit_code == 0, predicted.output
 
@@ -106,8 +106,10 @@ def test_the_same_command_goes_on_and_another_is_refused(place):
     assert "best by ICL" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in (place / "out" / "selection").rglob("*")} == kept
     line = refusal("m.zarr", "--components", "2:5", "-o", "out", code=1)
-    assert "candidates is" in line
-    assert "begin anew: with --overwrite" in line
+    assert "out/selection has other candidates: not K = 5 (full). Give the same" in line
+    assert "(emtau select: -o FOLDER), or begin anew (emtau select: --overwrite;" in line
+    line = refusal("m.zarr", "--components", "3:4", "-o", "out", "--covariance", "diag,full", code=1)
+    assert "candidates: not K = 3 (diag), K = 4 (diag); also K = 2 (full). " in line
     replaced = selected("m.zarr", "--components", "2:3", "-o", "out", "--overwrite")
     assert "best by BIC: 3" in replaced.stdout
     assert "the largest number that was tried; try larger ones, too: -k 3:6" in replaced.stdout
@@ -136,6 +138,11 @@ def test_what_is_done_may_be_kept_behind_a_url(place, monkeypatch):
 
     monkeypatch.setattr("emtau_dask.selection.fits.fit_sample", interrupted)
     assert f"done is in {url}." in refusal(*options, "--overwrite", code=130)
+
+
+def test_its_report_shows_the_candidates(place):
+    selected("m.zarr", "-k", 2, "-k", 3, "--set", "output.report=report.html", "-o", "out")
+    assert "held out" in (place / "out" / "report.html").read_text()
 
 
 def test_results_of_others_are_left_alone(place):
@@ -180,10 +187,11 @@ def test_a_fit_that_stops_at_max_iter_ends_with_3():
 REFUSED = {
     "--components 3:2": "3:2 is empty",
     "--components two": "give a range with both ends, such as 2:20",
-    "--components 0:2": "n_components has 0",
-    "--components 2,2": "n_components has 2 twice",
+    "--components 0:2": "--components has 0",
+    "--components 2 --components 2": "--components has 2 twice",
     "--components 1:99999999": "more than 10,000 numbers",
-    "--components 2:3 --covariance full,round": "covariance_types has 'round'",
+    "--components 2:3 --covariance full,round": "--covariance has 'round'",
+    "--components 2:3 --covariance full --covariance dia": "the nearest valid value is diag",
     "--components 2:3 --set model.n_components=3": "give --components",
     "--components 2:3 --set output.directory=x": "give -o",
     "--components 2:3 --set model.reg_cover=1": "model.reg_covar",

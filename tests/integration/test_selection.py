@@ -379,6 +379,7 @@ def test_what_says_that_it_is_a_selection_is_refused_by_name_where_it_cannot_be(
         ({"seeds": [1]}, r"selection\.json is damaged \(seeds .* Remove all"),
         ({"scores": {"full-1": {}}}, r"selection\.json is damaged \(scores\.full-1"),
         ({"samples": [["X", "", 0, "zz"]]}, r"selection\.json is damaged"),
+        ({"settings": {"candidates": [[1]]}}, r"selection\.json is damaged"),
         ({"more": 1}, r"selection\.json is damaged \(more"),
     ):
         (place / "selection.json").write_text(json.dumps(whole | changes))
@@ -416,10 +417,10 @@ def test_the_folder_is_that_of_one_selection(stored, tmp_path):
     other = np.array(ROWS)
     other[0] += 1
     for options, named in (
-        ({"n_components": [1, 3]}, "candidates"),
-        ({"random_state": 1}, "random_state is 1"),
-        ({"sample_rows": 100}, "sample_rows is 100"),
-        ({"estimator": GaussianMixture(reg_covar=1e-3)}, "reg_covar is 0.001"),
+        ({"n_components": [1, 3]}, r"other candidates: not K = 3 \(full\); also K = 2 \(full\)"),
+        ({"random_state": 1}, "random_state = 0, not 1"),
+        ({"sample_rows": 100}, "sample_rows = None, not 100"),
+        ({"estimator": GaussianMixture(reg_covar=1e-3)}, "reg_covar = 1e-06, not 0.001"),
         ({"X": other}, "chunks|holds other values|shape"),
     ):
         given = {"X": str(stored), "n_components": [1, 2]} | options

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import termios
@@ -133,7 +134,7 @@ def test_select_says_which_number_is_fitted_and_what_comes_next(place):
         )
     assert lines[3].startswith("K = 3 (full), all rows: ")
     *_, last = run.stdout.splitlines()
-    assert last == "next: emtau inspect runs/m-best, or emtau predict runs/m-best DATA OUT.zarr"
+    assert last == "next: emtau inspect runs/m-best, or emtau predict runs/m-best DATA labels.zarr"
     values = json.loads(emtau("inspect", "runs/m-best", "--json").stdout)
     assert values["n_components"] == 3
     assert [each["n_components"] for each in values["selection"]["candidates"]] == [2, 3, 4]
@@ -142,6 +143,22 @@ def test_select_says_which_number_is_fitted_and_what_comes_next(place):
     refused = emtau("inspect", "runs/m-best")
     assert refused.exit_code == 1
     assert "is not the table of a selection" in refused.stderr
+
+
+def test_a_fit_ends_with_a_command_that_labels_rows(place):
+    run = emtau("fit", "m.zarr", "-k", "2", "-o", "my run's")
+    *_, last = run.stdout.splitlines()
+    next_, command = last.split(": ")
+    assert next_ == "next"
+    _, *arguments = shlex.split(command.replace("DATA", "m.zarr"))
+    assert emtau(*arguments).exit_code == 0
+    labels = zarr.open_group("labels.zarr", mode="r")["labels"][:]
+    np.testing.assert_array_equal(labels, zarr.open_group("my run's/labels.zarr", mode="r")["labels"][:])
+
+
+def test_a_place_above_models_is_refused_with_the_name_of_one():
+    assert emtau("fit", "m.zarr", "-k", "2").exit_code == 0
+    assert ", such as runs/m/model.zarr." in emtau("predict", "runs", "m.zarr", "l.zarr").stderr
 
 
 def test_commands_take_the_folder_of_a_run(place):

@@ -157,6 +157,7 @@ IMPOSSIBLE = [
     ({"n_components": range(1, 6000), "covariance_types": ("full", "diag")}, "11,998 candidates"),
     ({"covariance_types": ()}, "covariance_types is empty"),
     ({"covariance_types": ("full", "round")}, "covariance_types has 'round'"),
+    ({"covariance_types": ("full", "dia")}, "the nearest valid value is diag"),
     ({"covariance_types": ("full", "full")}, "covariance_types has 'full' twice"),
     ({"covariance_types": 3}, "covariance_types is 3"),
     ({"criterion": "BIC"}, "criterion is 'BIC'; it must be one of 'bic', 'aic', 'icl', 'held-out'"),
