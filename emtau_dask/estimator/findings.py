@@ -43,6 +43,13 @@ def share_between_components(weights: Floats, means: Floats, variances: Floats) 
     return np.divide(between, total, out=np.zeros_like(total), where=total > 0)
 
 
+def shown_features(shown: int, n_features: int, n_components: int) -> str:
+    """Return which features of many are shown, for people: several components have best ones."""
+    if n_components == 1:
+        return f"the first {shown} of {n_features:,} features"
+    return f"the {shown} of {n_features:,} features that separate components best"
+
+
 def certain_shares(rows: Floats, weights: Floats, parameters: MixtureParameters) -> Floats:
     """Return the weighted share of the rows that each component labels, of (m, d), that are certain, (K,).
 

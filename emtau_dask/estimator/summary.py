@@ -23,6 +23,7 @@ from emtau_dask.estimator.findings import (
     expected_certainty,
     remarks_on,
     share_between_components,
+    shown_features,
 )
 from emtau_dask.mixture.linalg import Floats, read_only_copy
 from emtau_dask.mixture.parameters import free_parameters
@@ -149,7 +150,7 @@ class FitSummary:
         if len(table.shown) < k:
             omitted.append(f"the {len(table.shown)} heaviest of {k} components")
         if len(chosen) < d:
-            omitted.append(f"the {len(chosen)} of {d} features that separate the components best")
+            omitted.append(shown_features(len(chosen), d, k))
         meaning = (
             "rows: weight × rows of the data; certain: share of a component's rows whose responsibility is "
             f"at least {CERTAIN}, {self.certain_in}"

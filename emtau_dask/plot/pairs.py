@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from emtau_dask.estimator.findings import share_between_components
+from emtau_dask.estimator.findings import share_between_components, shown_features
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.plot.components import ComponentsDisplay, labels_of, seen_in
 from emtau_dask.plot.drawing import (
@@ -102,7 +102,7 @@ class PairsDisplay:
             between = share_between_components(parameters.weights, parameters.means, variances)
             numbers = sorted(map(int, np.argsort(-between, kind="stable")[:DEFAULT_FEATURES]))
             if (d := parameters.n_features) > DEFAULT_FEATURES:
-                choice = f"the {DEFAULT_FEATURES} of {d:,} features that separate components best; "
+                choice = f"{shown_features(DEFAULT_FEATURES, d, parameters.n_components)}; "
         else:
             numbers = numbers_of(estimator, features, MAX_FEATURES)
         space = plane_of_features(names_of(estimator), numbers)

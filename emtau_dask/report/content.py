@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from emtau_dask.estimator.findings import certain_shares
+from emtau_dask.estimator.findings import certain_shares, shown_features
 from emtau_dask.estimator.fitting import FITTED_TO
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.row_sample import DrawnRows
@@ -112,15 +112,12 @@ class Tables:
         Weights, rows, certain ones, and means of the features that separate components best.
     means : Cells or None
         A row for each feature, and a column for each component; None if the first table has all.
-    order : tuple of str
-        Features, those that separate components best first.
     omitted : tuple of str
-        Sentences on components and features that are not in the tables.
+        Sentences that say which components and features are in the tables, if not all.
     """
 
     components: Cells
     means: Cells | None
-    order: tuple[str, ...]
     omitted: tuple[str, ...]
 
 
@@ -142,9 +139,12 @@ def tables_of(subject: Subject, summary: FitSummary) -> Tables:
     omitted = []
     if len(texts.shown) < k:
         omitted.append(f"The {len(texts.shown)} heaviest of {k:,} components are shown.")
-    if d > MAX_FEATURES:
-        omitted.append(f"Tables have the {MAX_FEATURES} of {d:,} features that separate components best.")
     first = texts.order[:SHOWN_FEATURES] if d > SHOWN_FEATURES else range(d)
+    if d > SHOWN_FEATURES:
+        named = ", ".join(texts.names[j] for j in first)
+        omitted.append(f"The table has {shown_features(SHOWN_FEATURES, d, k)}: {named}.")
+    if d > MAX_FEATURES:
+        omitted.append(f"Tables have {shown_features(MAX_FEATURES, d, k)}.")
     components = Cells(("component", *texts.headings(first)), tuple(texts.rows(first)))
     means = Cells(
         ("feature", "between components", *(f"component {i}" for i in texts.shown)),
@@ -153,8 +153,7 @@ def tables_of(subject: Subject, summary: FitSummary) -> Tables:
             for j in texts.order[:MAX_FEATURES]
         ),
     )
-    order = tuple(texts.names[j] for j in texts.order)
-    return Tables(components, means if d > SHOWN_FEATURES else None, order, tuple(omitted))
+    return Tables(components, means if d > SHOWN_FEATURES else None, tuple(omitted))
 
 
 def candidates_of(table: SelectionTable) -> Cells:

@@ -30,7 +30,6 @@ from emtau_dask.plot.selection import SelectionDisplay
 from emtau_dask.plot.uncertainty import UncertaintyDisplay
 from emtau_dask.process import OWN, software
 from emtau_dask.report.content import (
-    SHOWN_FEATURES,
     Subject,
     candidates_of,
     state,
@@ -205,8 +204,6 @@ def report_page(subject: Subject) -> str:
         candidates=None if subject.selection is None else candidates_of(subject.selection),
         selection_pictures=selection_pictures(subject),
         tables=tables,
-        telling=tables.order[:SHOWN_FEATURES],
-        many=d > SHOWN_FEATURES,
         iterations=history[-LAST_ITERATIONS:],
         iterations_in_all=len(history),
         with_data=_command_with_data(subject),
