@@ -30,7 +30,7 @@ from emtau_dask.estimator.inputs import BY_DEFAULT
 from emtau_dask.selection.checkpoint import SelectionCheckpoint, selection_checkpoint
 from emtau_dask.selection.criteria import SelectionSettings, checked_settings
 from emtau_dask.selection.select import select
-from emtau_dask.selection.table import CRITERIA, LEGEND, SELECTION, CandidateRecord, ComponentSelection
+from emtau_dask.selection.table import LEGEND, SELECTION, CandidateRecord, ComponentSelection
 from emtau_dask.storage.urls import suffix_of
 
 FOLDER = "selection"
@@ -212,9 +212,8 @@ def summary_lines(result: SelectionResult) -> list[str]:
 def selection_lines(selection: ComponentSelection) -> list[str]:
     """Return the result of a selection in sentences."""
     passes = selection.passes_
-    name = CRITERIA.get(selection.criterion_, "the likelihood of held-out rows")
     lines = [
-        f"best by {name}: {counted(selection.best_n_components_, 'component')}, "
+        f"best by {selection.table_.criterion_title}: {counted(selection.best_n_components_, 'component')}, "
         f"{selection.best_covariance_type_} covariance",
         f"passes over {counted(selection.n_rows_, 'row')}: {passes.sample} for the sample, "
         f"{passes.scoring} for scores, {passes.fits:.3g} for fits",

@@ -117,6 +117,11 @@ class SelectionTable(Sequence[CandidateRecord]):
     def __iter__(self) -> Iterator[CandidateRecord]:
         return iter(self.records)
 
+    @property
+    def criterion_title(self) -> str:
+        """The name of the criterion for people."""
+        return CRITERIA.get(self.criterion, "the likelihood of held-out rows")
+
     def __repr__(self) -> str:
         if not self.records:
             return "SelectionTable(0 candidates)"

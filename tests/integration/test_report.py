@@ -425,6 +425,7 @@ def test_a_report_of_a_selection_shows_its_candidates(workplace):
     ]
     assert [name for name, cells in rows if "<td>chosen</td>" in cells] == [chosen]
     assert any("best:" in word for word in page.words)
+    assert "chosen by BIC of" in page.text
     damaged = {**written, "candidates": [{**written["candidates"][0], "bic": "<b>"}]}
     Path("chosen/selection.json").write_text(json.dumps(damaged))
     refused = emtau("report", "chosen", "again.html")
