@@ -35,6 +35,11 @@ class Constraint:
     holds: Callable[[Any], bool]
     nearest: Callable[[Any], object] = lambda value: None
 
+    def hint(self, value: Any) -> str:
+        """Return the nearest allowed value as the last words of a message; "" if there is none."""
+        near = self.nearest(value)
+        return "" if near is None else f"; the nearest valid value is {near}"
+
 
 def integer(minimum: int, maximum: int = MAX_ITERATIONS) -> Constraint:
     """Allow integers from ``minimum`` to ``maximum``."""

@@ -107,8 +107,10 @@ def _python_value(name: str, value: Any) -> Any:
 
 def check(name: str, value: Any) -> None:
     """Raise `ConfigError`, which names value and limit, if a value is not allowed for a setting."""
-    if not CONSTRAINTS[name].holds(value):
-        raise ConfigError(f"{name} is {short(value)}; it must be {CONSTRAINTS[name].words}.")
+    constraint = CONSTRAINTS[name]
+    if not constraint.holds(value):
+        hint = constraint.hint(value)
+        raise ConfigError(f"{name} is {short(value)}; it must be {constraint.words}{hint}.")
 
 
 def missing_values(missing: Any) -> str:

@@ -35,10 +35,9 @@ class Section(BaseModel):
     """The alternatives of a section, by the value of its key `name`."""
 
 
-def expected(what: str, nearest: object = None) -> PydanticCustomError:
+def expected(what: str) -> PydanticCustomError:
     """Return the error for a value that is not ``what``."""
-    hint = "" if nearest is None else f"; the nearest valid value is {nearest}"
-    return PydanticCustomError("expected", "{message}", {"message": f"must be {what}{hint}"})
+    return PydanticCustomError("expected", "{message}", {"message": f"must be {what}"})
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Allowed:
     def __call__(self, value: object) -> object:
         """Return the value; raises pydantic's error for one that is not allowed."""
         if not self.constraint.holds(value):
-            raise expected(self.words, self.constraint.nearest(value))
+            raise expected(self.words + self.constraint.hint(value))
         return value
 
 
@@ -143,7 +142,7 @@ def named(kind: type[Section], default: str | None = None) -> BeforeValidator:
         name, names = content.get("name", default), choice(*kind.variants)
         if names.holds(name):
             return as_variant(kind, name, {"name": name, **content})
-        refusal = expected(names.words, names.nearest(name)) if "name" in content else "missing"
+        refusal = expected(names.words + names.hint(name)) if "name" in content else "missing"
         raise ValidationError.from_exception_data(
             kind.__name__, [InitErrorDetails(type=refusal, loc=("name",), input=name)]
         )

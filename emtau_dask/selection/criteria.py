@@ -290,8 +290,7 @@ def _several(name: str, values: Any, constraint: Constraint, wanted: str) -> lis
         raise ConfigError(f"{name} has more than {MAX_CANDIDATES:,} values. Give fewer.")
     for number, value in enumerate(listed):
         if not constraint.holds(value):
-            near = constraint.nearest(value)
-            hint = "" if near is None else f"; the nearest valid value is {near}"
+            hint = constraint.hint(value)
             raise ConfigError(f"{name} has {short(value)}; each must be {constraint.words}{hint}.")
         if value in listed[:number]:
             raise ConfigError(f"{name} has {short(value)} twice; give each once.")

@@ -74,6 +74,7 @@ IMPOSSIBLE = [
     ({"n_components": "two"}, r"n_components is 'two'; .*integer"),
     ({"n_components": True}, r"n_components is True; .*integer"),
     ({"covariance_type": "round"}, r"covariance_type is 'round'; .*'full', 'tied', 'diag', 'spherical'"),
+    ({"covariance_type": "fulll"}, r"covariance_type is 'fulll'; .*; the nearest valid value is full\."),
     ({"algorithm": "emtau"}, r"algorithm is 'emtau'; .*'em', 'em-tau', 'em-star', 'em-lazy'"),
     ({"algorithm": EMTau(tau=0)}, r"tau=0.*at least 1"),
     ({"tol": -1e-3}, r"tol is -0\.001; .*at least 0"),
