@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,14 +146,11 @@ def remarks_on(
         )
     variances = parameters.structure.variances(parameters.covariances, k, d)
     at_floor = variances < FLOOR_RATIO * reg_covar
-    constant = [
-        f"{i} ({listed(name for name, flat in zip(names, at_floor[i], strict=True) if flat)})"
-        for i in np.flatnonzero(at_floor.any(axis=1))
-    ]
-    if constant:
+    if constant := [f"{i}" for i in np.flatnonzero(at_floor.any(axis=1))]:
+        flat = listed(compress(names, at_floor.any(axis=0)))
         remarks.append(
-            f"hardly more variance than reg_covar = {reg_covar:g}: {_components(constant)}. The rows there "
-            "are nearly equal in the named features."
+            f"hardly more variance than reg_covar = {reg_covar:g}: {_components(constant)} ({flat}). The "
+            "rows there are nearly equal in such a feature."
         )
     if pairs := [f"{i} and {j} (overlap {overlap:.0%})" for i, j, overlap in nearly_equal(parameters)]:
         remarks.append(

@@ -1,5 +1,7 @@
 """What is said of components: their overlap, how sure their rows are, which are suspicious."""
 
+from textwrap import wrap
+
 import numpy as np
 import pytest
 from references import COVARIANCE_TYPES
@@ -95,6 +97,15 @@ def test_few_rows_and_constant_features_are_named():
     assert "reg_covar = 1e-06: component 1 (length)." in constant
     (constant,) = remarks_on(parameters, 300, 1e-6, ["length", "mass"])  # 2 (d + 1) rows are not few
     assert remarks_on(parameters, 0, 0.0, ["length", "mass"]) == ()
+
+
+def test_constant_features_of_many_components_take_three_lines():
+    means = np.arange(10)[:, np.newaxis] * np.full(20, 9.0)
+    names = [f"pixel_{j}_{j}" for j in range(20)]
+    (remark,) = remarks_on(mixture(means, [np.eye(20)] * 10), 10**4, 1.0, names)
+    assert "components 0, 1, 2, 3, 4 and 5 more (pixel_0_0, pixel_1_1, pixel_2_2, pixel_3_3, " in remark
+    assert "pixel_4_4 and 15 more)." in remark
+    assert len(wrap(f"suspicious: {remark}", 80, subsequent_indent="  ")) == 3
 
 
 def test_an_ordinary_fit_has_no_remarks():
