@@ -147,7 +147,7 @@ def remarks_on(
     variances = parameters.structure.variances(parameters.covariances, k, d)
     at_floor = variances < FLOOR_RATIO * reg_covar
     if constant := [f"{i}" for i in np.flatnonzero(at_floor.any(axis=1))]:
-        flat = listed(compress(names, at_floor.any(axis=0)))
+        flat = listed(compress(names, np.any(at_floor, axis=0)))
         remarks.append(
             f"hardly more variance than reg_covar = {reg_covar:g}: {_components(constant)} ({flat}). The "
             "rows there are nearly equal in such a feature."
