@@ -141,6 +141,10 @@ class UncertaintyDisplay:
         if count > 1:
             draw = self._on_a_line if self.plane.flat else self._in_a_plane
             draw(axes[1])
+        else:
+            look: dict[str, Any] = {"color": FAINT, "fontsize": 9, "ha": "center", "va": "center"}
+            said = f"every row shown is at least {CERTAIN:.0%} certain"
+            axes[0].text(0.5, 0.5, said, transform=axes[0].transAxes, **look)
         self.axes_ = np.array(axes, dtype=object)
         self.figure_ = figure_of(axes[0])
         return self

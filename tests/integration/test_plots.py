@@ -439,6 +439,7 @@ def test_panels_that_would_be_empty_are_left_out():
     certain = UncertaintyDisplay.from_estimator(GaussianMixture(2, random_state=0).fit(X), X)
     assert certain.panels == ("certainty",)
     assert len(certain.axes_) == 1
+    assert "every row shown is at least 90% certain" in texts(certain.axes_[0])
 
 
 def test_first_bounds_far_below_are_left_out_and_counted():
