@@ -174,6 +174,8 @@ class ComponentsDisplay:
         else:
             self._in_a_plane(ax, points, low, high)
         ax.set_xlim(low[0], high[0])
+        if not self.plane.flat and len(self.shown) <= MAX_NUMBERS:
+            number(ax, [*map(int, self.shown)], self.means[self.shown])
         self.ax_ = ax
         self.figure_ = figure_of(ax)
 
@@ -235,8 +237,6 @@ class ComponentsDisplay:
             ellipse = Ellipse(**shape, fill=False, path_effects=_halo(width), zorder=3, **look)
             ax.add_patch(ellipse)
             self.ellipses_.append(ellipse)
-        if len(self.shown) <= MAX_NUMBERS:
-            number(ax, k, *self.means[k])
 
     def _on_a_line(self, ax: Axes, points: Floats, low: float, high: float) -> None:
         bins = int(np.clip(1.2 * np.sqrt(len(points)), 12, 100))

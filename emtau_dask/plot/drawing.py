@@ -11,7 +11,7 @@ from scipy.linalg import cholesky, eigh, solve_triangular, svd
 from sklearn.utils.validation import check_is_fitted
 
 from emtau_dask.constraints import integer
-from emtau_dask.errors import InvalidDataError, MissingPackageError, one_line, short
+from emtau_dask.errors import InvalidDataError, MissingPackageError, listed, one_line, short
 from emtau_dask.estimator.gaussian_mixture import GaussianMixture
 from emtau_dask.estimator.inputs import Seeds
 from emtau_dask.estimator.row_sample import DrawnRows, drawn_rows
@@ -30,6 +30,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
 INK, FAINT, GRID = "#222222", "#767676", "#e4e4e4"
 """The faint ink has a contrast of at least 4.5 to white and to black, the grounds of style sheets."""
+LABEL_POINTS = 12
+"""Width of the number of a component (points)."""
 DENSITY = "Greys"
 MAX_NAME_LENGTH = 32
 """Maximum characters of a feature's name in a picture."""
@@ -154,11 +156,23 @@ def look_of(component: int) -> tuple[str, str, str]:
     return PALETTE[k], LINES[(k + turn) % len(LINES)], MARKERS[(k + turn) % len(MARKERS)]
 
 
-def number(ax: Axes, component: int, x: float, y: float) -> None:
-    """Write the number of a component at a place, in its colour."""
+def number(ax: Axes, components: Sequence[int], places: Floats) -> None:
+    """Write the numbers of components at places (K, 2) in their colours; near ones share a black label."""
     box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
-    look: dict[str, Any] = {"fontsize": 9, "fontweight": "bold", "color": look_of(component)[0], "bbox": box}
-    ax.annotate(f"{component}", (x, y), ha="center", va="center", annotation_clip=True, zorder=4, **look)
+    look: dict[str, Any] = {"fontsize": 9, "fontweight": "bold", "bbox": box, "ha": "center", "va": "center"}
+    ax.autoscale_view()
+    seen = ax.transData.transform(places) * 72 / figure_of(ax).dpi
+    labels: list[list[int]] = []
+    for i in range(len(components)):
+        near = (each for each in labels if np.abs(seen[i] - seen[each[0]]).max() < LABEL_POINTS)
+        if (label := next(near, None)) is None:
+            labels.append([i])
+        else:
+            label.append(i)
+    for label in labels:
+        text, place = listed(f"{components[i]}" for i in label), places[label].mean(axis=0)
+        colour = look_of(components[label[0]])[0] if len(label) == 1 else INK
+        ax.annotate(text, place, annotation_clip=True, zorder=4, color=colour, **look)
 
 
 def figure_of(ax: Axes) -> Figure:

@@ -194,19 +194,19 @@ class UncertaintyDisplay:
             mean = np.ma.masked_where(total == 0, uncertain / np.where(total == 0, 1.0, total))
             image = ax.pcolormesh(edges[0], edges[1], mean.T, **look)
         _bar(ax, image, UNCERTAINTY)
-        for k in self.shown:
-            if (own := self.labels == k).any():
-                number(ax, int(k), *points[own].mean(axis=0))
+        own = [int(k) for k in self.shown if (self.labels == k).any()]
+        number(ax, own, np.array([points[self.labels == k].mean(axis=0) for k in own]))
 
     def _on_a_line(self, ax: Axes) -> None:
         points, uncertainty = self.plane.points(self.drawn.rows)[:, 0], 1 - self.largest
-        for k in np.unique(self.labels):
-            own, (colour, _, marker) = self.labels == k, look_of(int(k))
+        labels = [*map(int, np.unique(self.labels))]
+        for k in labels:
+            own, (colour, _, marker) = self.labels == k, look_of(k)
             look: dict[str, Any] = {"color": colour, "marker": marker, "s": 6, "linewidths": 0}
             ax.scatter(points[own], uncertainty[own], alpha=0.4, rasterized=True, **look)
-            number(ax, int(k), points[own].mean(), 0.0)
         dress(ax, TITLE, (self.plane.labels[0], UNCERTAINTY), counted(self.drawn))
         ax.set_ylim(bottom=0)
+        number(ax, labels, np.array([(points[self.labels == k].mean(), 0.0) for k in labels]))
         with_grid(ax)
 
 

@@ -349,6 +349,15 @@ def test_of_many_components_the_heaviest_are_drawn_and_the_picture_says_so():
     assert len(UncertaintyDisplay.from_estimator(gm, X).shown) == 40
 
 
+def test_components_at_one_place_have_one_label():
+    X = rows_of(300, 2)
+    gm = GaussianMixture(3, random_state=0).fit(X)
+    display = ComponentsDisplay.from_estimator(gm, X)
+    assert texts(display.ax_).endswith(" 0 1 2")
+    display.means = display.means[[0, 1, 0]] + [[0, 0], [0, 0], [0.01, 0]]
+    assert texts(display.plot().ax_).endswith(" 0, 2 1")
+
+
 def test_convergence_is_drawn_against_work_and_iterations():
     X = rows_of(3000, 3)
     gm = GaussianMixture(3, algorithm=EMTau(tau=3), random_state=0).fit(da.from_array(X, chunks=(1000, 3)))
