@@ -146,10 +146,15 @@ def tables_of(subject: Subject, summary: FitSummary) -> Tables:
     if d > MAX_FEATURES:
         omitted.append(f"Tables have {shown_features(MAX_FEATURES, d, k)}.")
     components = Cells(("component", *texts.headings(first)), tuple(texts.rows(first)))
+    between = {"between components": texts.between} if k > 1 else {}
     means = Cells(
-        ("feature", "between components", *(f"component {i}" for i in texts.shown)),
+        ("feature", *between, *(f"component {i}" for i in texts.shown)),
         tuple(
-            (texts.names[j], f"{texts.between[j]:.0%}", *(texts.columns[j][i] for i in texts.shown))
+            (
+                texts.names[j],
+                *(f"{shares[j]:.0%}" for shares in between.values()),
+                *(texts.columns[j][i] for i in texts.shown),
+            )
             for j in texts.order[:MAX_FEATURES]
         ),
     )
