@@ -195,7 +195,7 @@ class UncertaintyDisplay:
             image = ax.pcolormesh(edges[0], edges[1], mean.T, **look)
         _bar(ax, image, UNCERTAINTY)
         own = [int(k) for k in self.shown if (self.labels == k).any()]
-        number(ax, own, np.array([points[self.labels == k].mean(axis=0) for k in own]))
+        number(ax, own, np.reshape([points[self.labels == k].mean(axis=0) for k in own], (-1, 2)))
 
     def _on_a_line(self, ax: Axes) -> None:
         points, uncertainty = self.plane.points(self.drawn.rows)[:, 0], 1 - self.largest
