@@ -154,7 +154,7 @@ class SelectionTable(Sequence[CandidateRecord]):
         return html_table(repr(self), (*HEADINGS, ""), rows)
 
     def cells(self) -> list[list[str]]:
-        """Return the texts of the records, below `HEADINGS`."""
+        """Return the texts of the records, in the order of ``HEADINGS``."""
         fitted = [record for record in self if math.isfinite(record.bic)]
         least = {name: min((getattr(record, name) for record in fitted), default=0.0) for name in CRITERIA}
         rows = []
