@@ -132,11 +132,12 @@ def run_predict(
 
 def _model_in(place: str) -> GaussianMixture:
     """Return the model at a path or URL: a saved one, that in a checkpoint, or that in a run's folder."""
-    inner = Path(plain_path(place), "model.zarr")
-    place = str(inner) if inner.exists() else fit_in(place, MODEL, CHECKPOINT)
-    if holds_run(object_store(place)):
-        return mixture_in(GaussianMixture, place)
-    return GaussianMixture.load(place)
+    is_run = holds_run(object_store(place))
+    if not is_run:
+        inner = Path(plain_path(place), "model.zarr")
+        place = str(inner) if inner.exists() else fit_in(place, MODEL, CHECKPOINT)
+        is_run = holds_run(object_store(place))
+    return mixture_in(GaussianMixture, place) if is_run else GaussianMixture.load(place)
 
 
 def write_labels(
