@@ -35,7 +35,7 @@ def sample_size(n_components: int, n_features: int) -> int:
 
 
 def has_few_rows(n_rows: int, n_components: int, n_features: int) -> bool:
-    """Return whether a sample of `sample_size` has all rows, so that starts are compared by short runs."""
+    """Return whether rows are at most `sample_size`, so that starts on them make short runs in memory."""
     return n_rows <= sample_size(n_components, n_features)
 
 
